@@ -72,9 +72,7 @@ class Link(Protocol):
     async def close(self) -> None:
         """Disconnect cleanly: the will is not published. Idempotent."""
 
-    def publish(
-        self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False
-    ) -> None:
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> None:
         """Queue one message; never waits.
 
         Args:
