@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ispine.protocol.errors import LocalProtocolError
+
 MAX_TOPIC_BYTES = 1024
 MAX_PACKET_BYTES = 8 * 1024 * 1024 + 64 * 1024
 
@@ -48,6 +50,33 @@ class Will:
 
 Handler = Callable[[Message], None]
 StateListener = Callable[[bool], None]
+
+
+def check_topic(topic: str) -> None:
+    """Refuse a topic that may not be published to.
+
+    Raises:
+        LocalProtocolError: empty, too long, with a wildcard or NUL, or beginning with "$".
+    """
+    illegal = not topic or topic[0] == "$" or any(mark in topic for mark in "+#\0")
+    if illegal or len(topic.encode()) > MAX_TOPIC_BYTES:
+        raise LocalProtocolError(
+            f"expected a topic of 1 to {MAX_TOPIC_BYTES} bytes without '+', '#', NUL or a leading"
+            f" '$'; got {topic[:80]!r}"
+        )
+
+
+def check_size(payload: bytes) -> None:
+    """Refuse a payload above one packet.
+
+    Raises:
+        LocalProtocolError: above `MAX_PACKET_BYTES`.
+    """
+    if len(payload) > MAX_PACKET_BYTES - MAX_TOPIC_BYTES:
+        raise LocalProtocolError(
+            f"expected a payload of at most {MAX_PACKET_BYTES - MAX_TOPIC_BYTES} bytes;"
+            f" got {len(payload)}"
+        )
 
 
 class Link(Protocol):
@@ -90,7 +119,7 @@ class Link(Protocol):
         """Deliver what matches to `handler` until `unsubscribe` or `close`.
 
         Returns once the broker has granted it, and raises `ConnectionLost` if it refuses.
-        A message that matches several filters of one link is handed to each filter's handler once.
+        The filters of one link must not overlap: brokers differ in how often they then deliver.
         """
 
     async def unsubscribe(self, topic_filter: str) -> None:
