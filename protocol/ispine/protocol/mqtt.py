@@ -129,6 +129,7 @@ class MqttLink:
         self.dropped = 0
         self._connected = False
         self._closing = False
+        self._arrived: deque[Message] = deque()
         self._is_flush_due = False
         self._is_watching_write = False
         self._reads_per_event = 1 if self._url.scheme == "mqtt" else 16
@@ -391,9 +392,16 @@ class MqttLink:
                 del self._unsent[mid]
 
     def _on_message(self, _client: object, _data: object, received: paho.MQTTMessage) -> None:
-        message = Message(
-            received.topic, bytes(received.payload), received.qos, bool(received.retain)
+        self._arrived.append(
+            Message(received.topic, bytes(received.payload), received.qos, bool(received.retain))
         )
+
+    def _dispatch(self) -> None:
+        # After paho's callback, whose lock a publish from inside a handler would wait for forever.
+        while self._arrived:
+            self._dispatch_one(self._arrived.popleft())
+
+    def _dispatch_one(self, message: Message) -> None:
         for topic_filter, (handler, _) in list(self._handlers.items()):
             if matches(topic_filter, message.topic):
                 self._hand_over(handler, message)
@@ -419,6 +427,7 @@ class MqttLink:
         # TLS and WebSocket wrappers hold bytes that the loop cannot see: read them out.
         for _ in range(self._reads_per_event):
             self._client.loop_read()
+            self._dispatch()
 
     def _flush(self) -> None:
         self._is_flush_due = False
