@@ -195,12 +195,14 @@ class Reassembler:
 def _check_shape(chunk: Chunk) -> None:
     if chunk.size > MAX_MESSAGE_BYTES + FRAME_OVERHEAD_BYTES:
         raise TooLarge(what="a message", limit=MAX_MESSAGE_BYTES, seen=chunk.size)
-    last = chunk.index == chunk.total - 1
-    expected = chunk.size - (chunk.total - 1) * CHUNK_BYTES if last else CHUNK_BYTES
-    if chunk.index >= chunk.total or not 0 < expected <= CHUNK_BYTES:
+    total = -(-chunk.size // CHUNK_BYTES)
+    if chunk.total != total or chunk.index >= total:
         raise RemoteProtocolError(
-            f"expected chunk {chunk.index} of {chunk.total} to fit {chunk.size} bytes; it does not"
+            f"expected {total} chunks for {chunk.size} bytes; got chunk {chunk.index}"
+            f" of {chunk.total}"
         )
+    rest = chunk.size - chunk.index * CHUNK_BYTES
+    expected = min(rest, CHUNK_BYTES)
     if len(chunk.data) != expected:
         raise RemoteProtocolError(
             f"expected chunk {chunk.index} to hold {expected} bytes; got {len(chunk.data)}"

@@ -15,7 +15,7 @@ ONLINE = b"online"
 OFFLINE = b"offline"
 MAX_STATE_BYTES = 64 * 1024
 
-Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Name = Annotated[str, Field(max_length=128)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -120,7 +120,7 @@ class ModelEntry(_Wire):
 
     model: Name
     variant: Name = ""
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\Z")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     size_bytes: Annotated[int, Field(ge=0)]
 
 
