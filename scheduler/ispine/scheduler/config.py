@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -92,3 +93,30 @@ class CoreConfig:
     quarantine_cap_ns: int = 120 * SECOND
     probes: int = 3
     traces: int = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Settings of the service around the core.
+
+    Attributes:
+        hub_id: names this scheduler on the wire.
+        root: of all topics.
+        core: the policy.
+        payload_cap_bytes: inputs of all open tasks together.
+        journal: SQLite file for durable tasks; None refuses them.
+        urls: where the broker can be reached, for the retained hub message.
+        version: of iSpine, for the same.
+        outcome_days: how long the outcome of a durable task can be fetched.
+        rival_wait_s: how long a second scheduler is given to show itself at the start.
+    """
+
+    hub_id: str = "hub"
+    root: str = "ispine"
+    core: CoreConfig = field(default_factory=CoreConfig)
+    payload_cap_bytes: int = 256 * 1024 * 1024
+    journal: Path | None = None
+    urls: tuple[str, ...] = ()
+    version: str = ""
+    outcome_days: float = 7.0
+    rival_wait_s: float = 0.3

@@ -12,8 +12,9 @@ an answer does not come (`rescue`), and every answer teaches something (`learnin
 
 from typing import assert_never
 
+from ispine.protocol.ids import DeviceId
 from ispine.scheduler import admission, invariants, learning, placing, replies, rescue
-from ispine.scheduler.actions import Action, PublishEvent, TellDevice
+from ispine.scheduler.actions import Action, AssignTask, PublishEvent, TellDevice
 from ispine.scheduler.config import MS, CoreConfig
 from ispine.scheduler.device import Device
 from ispine.scheduler.ending import fail, forget_results, watch_ledger
@@ -64,6 +65,19 @@ class SchedulerCore:
     def knows(self, key: TaskKey) -> bool:
         """Whether a task is open or its outcome is kept, so that its digest will be compared."""
         return key in self.state.open or self.state.ledger.get(key) is not None
+
+    def order_again(
+        self, key: TaskKey, attempt_number: int, device_id: DeviceId, now_ns: int
+    ) -> AssignTask | None:
+        """The order of an open attempt, for a device that lacks chunks of it; None when it is over.
+
+        Changes nothing.
+        """
+        task = self.state.open.get(key)
+        attempt = None if task is None else task.attempts.get(attempt_number)
+        if attempt is None or attempt.device_id != device_id or now_ns > attempt.task.deadline_ns:
+            return None
+        return placing.order_for(self.state, attempt, is_resent=True)
 
     def handle(self, event: Event) -> list[Action]:
         """Take one event.

@@ -175,8 +175,10 @@ class CoreState:
 
 
 def _is_alive(due: Due, subject: Subject) -> bool:
+    if isinstance(subject, Attempt):
+        if subject.task.is_decided or subject.state is not AttemptState.ACTIVE:
+            return False
+        return due is not Due.ACCEPT or not subject.accepted_ns
     if isinstance(subject, TaskRecord):
         return not subject.is_decided
-    if isinstance(subject, Attempt):
-        return subject.is_held and subject.state is not AttemptState.UNWANTED
     return True

@@ -32,8 +32,8 @@ class Timers(Generic[Subject]):
     """A heap of (time, what for, subject).
 
     Args:
-        is_alive: whether an entry could still matter; used when the heap is swept, which happens
-            when it has grown to twice what the last sweep left.
+        is_alive: whether an entry could still matter; one that cannot is never waited for, and
+            all of them are swept when the heap has grown to twice what the last sweep left.
     """
 
     def __init__(self, is_alive: Callable[[Due, Subject], bool]) -> None:
@@ -44,8 +44,11 @@ class Timers(Generic[Subject]):
 
     @property
     def next_ns(self) -> int | None:
-        """When the earliest entry is due, None when there is none."""
-        return self._heap[0][0] if self._heap else None
+        """When the earliest entry that matters is due, None when there is none."""
+        heap = self._heap
+        while heap and not self._is_alive(heap[0][2], heap[0][3]):
+            heappop(heap)
+        return heap[0][0] if heap else None
 
     def add(self, when_ns: int, due: Due, subject: Subject) -> None:
         """Wake `subject` at `when_ns`."""
