@@ -21,6 +21,8 @@ class CoreConfig:
         battery_weight: how much an empty battery is avoided.
         telemetry_fresh_ns: older temperature and battery readings are unknown, hence neutral.
         tie: devices within this share of the best cost are equal.
+        eagerness: an idle device takes a task when the faster ones would end this share of those
+            that would pay on its own; below 1 because of the tasks that are still to come.
         sample: above this many devices of one capability, only so many are looked at.
         max_slots: more than this from a device is not believed.
         max_batch: as `max_slots`, for tasks that run together in one slot.
@@ -33,7 +35,8 @@ class CoreConfig:
         accept_floor_ns: an assignment that is not accepted by then is sent again.
         silence_floor_ns, silence_cap_ns: a device that holds work and says nothing for so long is
             asked for a heartbeat; between the two it is a quarter of the time its oldest task took.
-        answer_floor_ns: time to answer that.
+        answer_floor_ns, answer_least_ns: time to answer that: a sixth of what its most urgent task
+            has left, between the two.
         suspect_ns, suspect_cap_ns: how long a device is suspect first, and at most.
         offline_ns: silence of an idle device after which it counts as gone.
         realtime_attempts, durable_attempts: how often a task may be run.
@@ -60,6 +63,7 @@ class CoreConfig:
     battery_weight: float = 0.25
     telemetry_fresh_ns: int = 60 * SECOND
     tie: float = 0.05
+    eagerness: float = 0.7
     sample: int = 100
     max_slots: int = 64
     max_batch: int = 16
@@ -73,6 +77,7 @@ class CoreConfig:
     silence_floor_ns: int = 30 * MS
     silence_cap_ns: int = 1 * SECOND
     answer_floor_ns: int = 60 * MS
+    answer_least_ns: int = 20 * MS
     suspect_ns: int = 300 * MS
     suspect_cap_ns: int = 10 * SECOND
     offline_ns: int = 3_500 * MS

@@ -94,6 +94,8 @@ class SchedulerCore:
         state.event_id += 1
         state.out = []
         self._apply(event)
+        if state.missed:
+            learning.judge_misses(state)
         if state.needs_dispatch:
             placing.dispatch(state)
         if isinstance(event, TaskSubmitted):
@@ -181,9 +183,19 @@ class SchedulerCore:
         if device.suspect_until_ns and device.is_silent:
             rescue.end_suspicion(self.state, device)
 
+    def _measure(self, device: Device) -> None:
+        """A heartbeat that was asked for tells the time on the link."""
+        if device.probed_ns:
+            round_trip = self.state.now_ns - device.probed_ns
+            device.probed_ns = 0
+            device.accept.add(round_trip, self.state.now_ns)
+            device.link.seed(round_trip)
+
     def _come_online(self, device: Device) -> None:
-        device.is_online = True
+        was_online, device.is_online = device.is_online, True
         self._hear(device)
+        if not was_online:
+            rescue.ping(self.state, device)
         rescue.refresh(self.state, device)
         if not device.is_listened:
             device.is_listened = True
@@ -214,6 +226,9 @@ class SchedulerCore:
         if not device.is_online and (not goodbye or state.now_ns - goodbye > _GOODBYE_NS):
             self._come_online(device)
         self._hear(device)
+        self._measure(device)
+        if device.suspect_until_ns:
+            rescue.end_suspicion(state, device)
         if device.refused_until_ns and device.refused_until_ns <= state.now_ns:
             device.refused_until_ns = 0
             rescue.refresh(state, device)
@@ -228,8 +243,7 @@ class SchedulerCore:
         told = set(event.held)
         for attempt in list(device.held):
             if attempt.task.task_id in told:
-                if not attempt.task.is_decided and not _is_late(attempt, state.now_ns):
-                    rescue.take_back(state, device, attempt)
+                rescue.take_back(state, device, attempt)
                 continue
             since = attempt.accepted_ns or attempt.accept_by_ns
             if state.now_ns - max(since, attempt.assigned_ns) > _IN_TRANSIT_NS:
@@ -258,6 +272,8 @@ class SchedulerCore:
                 self._device_due(due, subject)
             else:
                 self._due(due, subject)
+            if self.state.missed:
+                learning.judge_misses(self.state)
             if self.state.needs_dispatch:
                 placing.dispatch(self.state)
 
@@ -304,7 +320,3 @@ class SchedulerCore:
             watch_ledger(state)
         else:
             state.needs_dispatch = True
-
-
-def _is_late(attempt: Attempt, now_ns: int) -> bool:
-    return now_ns >= attempt.lease_ends_ns

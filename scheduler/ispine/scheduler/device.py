@@ -97,15 +97,18 @@ class Device:
         epoch_ns: since when the oldest of them runs, as far as is known.
         heard_ns: last sign of life.
         pinged_ns: when it was asked for one in vain so far, 0 when it was not.
+        probed_ns: when it was last asked, 0 once a heartbeat came.
         is_watched: a timer looks after what it holds.
         is_listened: a timer looks whether it is there at all.
         suspect_until_ns: 0 when it is trusted.
         suspect_for_ns: length of that suspicion.
-        is_silent: the suspicion is about silence, so that any sign of life ends it.
+        is_silent: it is suspect, and gave no sign of life when it was asked.
         quarantined_ns: end of the pause, 0 when it has none.
         refused_until_ns: it gave work back; it gets none until then.
         said_goodbye_ns: when it went offline by its own word, 0 while it is there.
         most_held: most that it may hold since its description changed last.
+        strikes: wrong answers and failures, fading with good answers.
+        misses: late attempts in a row that were given up without an answer.
         probes_left: good answers until it is trusted again, 0 outside probation.
     """
 
@@ -123,6 +126,7 @@ class Device:
     epoch_ns: int = 0
     heard_ns: int = 0
     pinged_ns: int = 0
+    probed_ns: int = 0
     is_watched: bool = False
     is_listened: bool = False
     suspect_until_ns: int = 0
@@ -134,6 +138,7 @@ class Device:
     quarantine_reason: str = ""
     probes_left: int = 0
     strikes: float = 0.0
+    misses: int = 0
     refused_until_ns: int = 0
     said_goodbye_ns: int = 0
     most_held: int = 0

@@ -97,11 +97,19 @@ def _close(state: CoreState, task: TaskRecord, action: PublishResult, size_bytes
     state.out.append(action)
     for attempt in task.attempts.values():
         if attempt.is_held and attempt.state is not AttemptState.UNWANTED:
+            note_miss(state, attempt)
             cancel_attempt(state, attempt)
     state.out.append(ForgetPayload(state.event_id, task.task_id, task.client_id))
     forget_results(state, gone)
     watch_ledger(state)
     state.needs_dispatch = True
+
+
+def note_miss(state: CoreState, attempt: Attempt) -> None:
+    """Remember that a device let an attempt become late and gave no answer (see `learning`)."""
+    late = attempt.accepted_ns and state.now_ns > attempt.expected_ns + 4 * attempt.deviation_ns
+    if late and attempt.state is AttemptState.ACTIVE:
+        state.missed.append(attempt)
 
 
 def cancel_attempt(state: CoreState, attempt: Attempt) -> None:

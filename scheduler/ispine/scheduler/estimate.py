@@ -79,6 +79,11 @@ class LinkEstimate:
         """Expected absolute error, nanoseconds."""
         return self.base.deviation_ns
 
+    def seed(self, round_trip_ns: float) -> None:
+        """Take the round trip of an empty message as the prior, until there is a sample."""
+        if self.count == 0:
+            self.base = TimeEstimate(round_trip_ns)
+
     def add(self, size_bytes: int, sample_ns: float, now_ns: int) -> None:
         """Take one sample."""
         if not isfinite(sample_ns) or sample_ns < 0:

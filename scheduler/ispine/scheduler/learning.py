@@ -19,6 +19,7 @@ _BAD_RATIO = 3.0
 _JUDGED = 16
 _STRIKES = 3.0
 _FORGIVEN = 0.25
+_MISSES = 8
 
 
 def learn(state: CoreState, device: Device, attempt: Attempt, reply: ReplyDone) -> None:
@@ -52,6 +53,7 @@ def _learn_parallel(device: Device, skill: Skill, computed_ns: float, busy_ns: f
 
 def _judge(state: CoreState, device: Device, actual_ns: float, predicted_ns: float) -> None:
     device.answered += 1
+    device.misses = 0
     device.strikes = max(device.strikes - _FORGIVEN, 0.0)
     device.calibration.add(actual_ns, predicted_ns)
     badly = actual_ns > _BAD_RATIO * predicted_ns and actual_ns - predicted_ns > 20 * MS
@@ -74,6 +76,26 @@ def _pass_probe(state: CoreState, device: Device) -> None:
         report = ReportDevice(state.event_id, device.device_id, "trusted", "it passed its probes")
         state.out.append(report)
     refresh(state, device)
+
+
+def judge_misses(state: CoreState) -> None:
+    """Learn from attempts that were given up: they took at least so long.
+
+    Without this, a device that became so slow that nothing of it is in time would keep the
+    estimate of its better days. One that lets everything wait forever is quarantined.
+    """
+    missed, state.missed = state.missed, []
+    for attempt in missed:
+        device = state.fleet.devices[attempt.device_id]
+        skill = device.skills.get(attempt.task.lane.capability)
+        if skill is None or device.is_silent or not device.is_online:
+            continue
+        if next(iter(device.held), None) is attempt:
+            took = attempt.service_ns + state.now_ns - attempt.expected_ns
+            skill.named(attempt.variant).estimate.add(took, state.now_ns)
+        device.misses += 1
+        if device.misses >= _MISSES or device.probes_left:
+            quarantine(state, device, "it accepts tasks and does not answer them in time")
 
 
 def strike(state: CoreState, device: Device, reason: str) -> None:
@@ -102,6 +124,7 @@ def quarantine(state: CoreState, device: Device, reason: str) -> None:
     device.quarantine_reason = reason
     device.probes_left = 0
     device.strikes = 0.0
+    device.misses = 0
     device.calibration.clear()
     state.counters.quarantined += 1
     state.timers.add(device.quarantined_ns, Due.QUARANTINE, device)

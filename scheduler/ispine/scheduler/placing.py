@@ -4,7 +4,9 @@ Theory of operation: tasks wait here, not on the devices (late binding; a device
 slots + 1). Whenever a task comes or a place becomes free, `dispatch` takes the wearable that is
 next and looks for the cheapest device with a place. If faster devices, busy now, would end *all*
 waiting tasks before that device ended one, it is left idle. If they would end k of them, the device
-gets the (k+1)-th by deadline: the k before it do better with the fast ones.
+gets the (k+1)-th by deadline: the k before it do better with the fast ones. A device that does
+nothing at all takes one a little before that: what it takes is out of the way of what is still to
+come.
 """
 
 from enum import Enum
@@ -80,6 +82,8 @@ def _serve(state: CoreState, pick: Pick) -> _Served:
         return _serve_other(state, pick)
     chosen = cheapest(state, free)
     position = finished_before(candidates, chosen)
+    if chosen.wait_ns == 0:
+        position = int(position * state.config.eagerness)
     if position and state.waiting.count(pick.lane, pick.priority) <= position:
         _hold_back(state, candidates)
         return _Served.LANE_STUCK

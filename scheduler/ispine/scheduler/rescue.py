@@ -16,7 +16,7 @@ them.
 from ispine.scheduler.actions import ProbeDevice, ReportDevice
 from ispine.scheduler.config import MS, SECOND
 from ispine.scheduler.device import Device
-from ispine.scheduler.ending import fail
+from ispine.scheduler.ending import fail, note_miss
 from ispine.scheduler.placement import Candidate, cheapest, fitting_rung, scan
 from ispine.scheduler.placing import assign, order_for
 from ispine.scheduler.state import CoreState
@@ -94,17 +94,18 @@ def accept_due(state: CoreState, attempt: Attempt) -> None:
     again = state.now_ns + (attempt.accept_by_ns - attempt.assigned_ns)
     state.timers.add(again, Due.ACCEPT, attempt)
     if device.heard_ns < attempt.assigned_ns and not device.pinged_ns:
-        _ping(state, device)
+        ping(state, device)
 
 
-def _ping(state: CoreState, device: Device) -> None:
-    device.pinged_ns = state.now_ns
+def ping(state: CoreState, device: Device) -> None:
+    """Ask a device for a heartbeat now; its answer also tells the time on the link."""
+    device.pinged_ns = device.probed_ns = state.now_ns
     state.out.append(ProbeDevice(state.event_id, device.device_id))
 
 
 def watch_due(state: CoreState, device: Device) -> None:
     """Look whether a device that holds work gave a sign of life."""
-    if not device.held or not device.is_online or device.suspect_until_ns:
+    if not device.held or not device.is_online or device.is_silent:
         device.is_watched = False
         return
     now = state.now_ns
@@ -117,7 +118,7 @@ def watch_due(state: CoreState, device: Device) -> None:
     else:
         by = _silent_since(device) + _silence_ns(state, device)
         if now >= by:
-            _ping(state, device)
+            ping(state, device)
             by = now + _answer_ns(state, device)
     state.timers.add(by, Due.WATCH, device)
 
@@ -128,8 +129,11 @@ def _silent_since(device: Device) -> int:
 
 
 def _answer_ns(state: CoreState, device: Device) -> int:
-    known = device.accept
-    return int(max(state.config.answer_floor_ns, known.mean_ns + 4 * known.deviation_ns))
+    """Time to answer a ping; less than usual when what the device holds is in a hurry."""
+    config, known = state.config, device.accept
+    slack = min(attempt.task.deadline_ns for attempt in device.held) - state.now_ns
+    floor = min(max(slack // 6, config.answer_least_ns), config.answer_floor_ns)
+    return int(max(floor, known.mean_ns + 4 * known.deviation_ns))
 
 
 def _silence_ns(state: CoreState, device: Device) -> int:
@@ -145,34 +149,34 @@ def _silence_ns(state: CoreState, device: Device) -> int:
     return min(max(ran, until_due, config.silence_floor_ns), config.silence_cap_ns)
 
 
-def suspect(
-    state: CoreState,
-    device: Device,
-    reason: str,
-    *,
-    is_silent: bool,
-    keep: Attempt | None = None,
-) -> None:
-    """Give a device nothing for a while, and let its tasks wait for others.
+def suspect(state: CoreState, device: Device, reason: str, *, is_silent: bool) -> None:
+    """Give a device nothing until it gives a sign of life.
 
-    `is_silent` means that it gives no sign of life, so any sign ends the suspicion; the attempt
-    `keep` stays with it.
+    One that is only late keeps its tasks until it turns out to be silent too (`watch_due`); those
+    of a silent one wait for others.
     """
-    if device.suspect_until_ns or not device.is_online:
+    if not device.is_online:
         return
+    if not device.suspect_until_ns:
+        _begin_suspicion(state, device, reason)
+    if is_silent and not device.is_silent:
+        device.is_silent = True
+        for attempt in list(device.held):
+            requeue(state, attempt, f"device suspect: {reason}")
+
+
+def _begin_suspicion(state: CoreState, device: Device, reason: str) -> None:
     config, now = state.config, state.now_ns
     relapse = device.suspect_for_ns and now - device.suspected_ns < _RELAPSE_NS
     length = 2 * device.suspect_for_ns if relapse else config.suspect_ns
     device.suspect_for_ns = min(length, config.suspect_cap_ns)
     device.suspected_ns = now
-    device.is_silent = is_silent
     device.suspect_until_ns = now + device.suspect_for_ns
     state.counters.suspected += 1
     state.timers.add(device.suspect_until_ns, Due.SUSPICION, device)
     _stand(state, device, "suspect", reason)
-    for attempt in list(device.held):
-        if attempt is not keep:
-            requeue(state, attempt, f"device suspect: {reason}")
+    if not device.pinged_ns:
+        ping(state, device)
 
 
 def suspicion_due(state: CoreState, device: Device) -> None:
@@ -195,6 +199,8 @@ def end_suspicion(state: CoreState, device: Device) -> None:
     device.pinged_ns = 0
     _stand(state, device, "trusted", "it gave a sign of life")
     state.needs_dispatch = True
+    for attempt in device.held:
+        take_back(state, device, attempt)
     if device.held and not device.is_watched:
         device.is_watched = True
         state.timers.add(state.now_ns + state.config.silence_floor_ns, Due.WATCH, device)
@@ -203,7 +209,8 @@ def end_suspicion(state: CoreState, device: Device) -> None:
 def take_back(state: CoreState, device: Device, attempt: Attempt) -> None:
     """A device still has a task that nobody else was given: it keeps it."""
     task = attempt.task
-    if attempt.state is not AttemptState.DOUBTFUL or not task.is_waiting:
+    is_over = state.now_ns >= attempt.lease_ends_ns
+    if attempt.state is not AttemptState.DOUBTFUL or not task.is_waiting or is_over:
         return
     attempt.state = AttemptState.ACTIVE
     state.waiting.remove(task)
@@ -230,7 +237,7 @@ def silence_due(state: CoreState, device: Device) -> None:
 
 def lose(state: CoreState, device: Device, reason: str) -> None:
     """A device is gone: free all that it holds, and let its tasks wait for others."""
-    device.is_online = False
+    device.is_online = device.is_silent = False
     device.suspect_until_ns = 0
     device.pinged_ns = 0
     _stand(state, device, "offline", reason)
@@ -297,7 +304,7 @@ def hedge_due(state: CoreState, attempt: Attempt) -> None:
     assign(state, task, candidate, rung, finish, candidates, is_hedge=True)
     if state.now_ns > attempt.expected_ns + 2 * attempt.deviation_ns:
         device = state.fleet.devices[attempt.device_id]
-        suspect(state, device, "its answer is late", is_silent=False, keep=attempt)
+        suspect(state, device, "its answer is late", is_silent=False)
 
 
 def _hedge_on(state: CoreState, attempt: Attempt) -> tuple[Candidate, list[Candidate]] | None:
@@ -322,6 +329,7 @@ def lease_due(state: CoreState, attempt: Attempt) -> None:
     avoid = task.avoid | {attempt.device_id}
     others = scan(state, task.lane, task.size_bytes, task.level, avoid)
     if any(c.finish_ns <= slack for c in others):
+        note_miss(state, attempt)
         requeue(state, attempt, "its lease ended")
     if attempt.state is AttemptState.ACTIVE:
         length = attempt.lease_ends_ns - attempt.assigned_ns

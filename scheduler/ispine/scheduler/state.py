@@ -132,6 +132,7 @@ class CoreState:
         now_ns: time of the event that is handled.
         event_id: number of the event that is handled.
         out: actions of that event.
+        missed: attempts that were given up because they were late, not yet judged.
         mean_service_ns: by lane, fading mean of what its tasks were expected to take.
         arrivals: by capability, (time, fading rate per second) of what was submitted.
     """
@@ -154,6 +155,7 @@ class CoreState:
     seq: int = 0
     needs_dispatch: bool = False
     dispatch_at_ns: int = 0
+    missed: list[Attempt] = field(default_factory=list)
     ledger_at_ns: int = 0
     mean_service_ns: dict[Lane, float] = field(default_factory=dict)
     arrivals: dict[Capability, tuple[int, float]] = field(default_factory=dict)
