@@ -1,0 +1,61 @@
+"""What every broker engine can do."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ispine.broker.config import BrokerConfig
+from ispine.protocol.errors import ConfigError
+from ispine.protocol.link import Link, Will
+
+
+class Engine(Protocol):
+    """A broker that runs here or elsewhere."""
+
+    @property
+    def name(self) -> str:
+        """`embedded`, `mosquitto` or `external`."""
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, without credentials; known after `start`."""
+
+    async def start(self) -> None:
+        """Serve.
+
+        Raises:
+            ConfigError: a port in use, a missing program, a wrong URL.
+            ConnectionLost: an external broker does not answer.
+        """
+
+    async def stop(self) -> None:
+        """Stop serving; idempotent."""
+
+    async def attach(self, name: str, will: Will | None = None) -> Link:
+        """A connected link for a part of the hub."""
+
+    def stats(self) -> Mapping[str, int | float]:
+        """Counters by name, for the doctor."""
+
+
+def engine_for(config: BrokerConfig) -> Engine:
+    """The engine that a configuration names, not yet started.
+
+    Raises:
+        ConfigError: it cannot run here.
+    """
+    if config.engine == "external":
+        from ispine.broker.external import ExternalEngine
+
+        return ExternalEngine(config)
+    return _embedded(config)
+
+
+def _embedded(config: BrokerConfig) -> Engine:
+    try:
+        from ispine.broker.embedded import EmbeddedEngine
+    except ImportError as error:
+        raise ConfigError(
+            f"expected the package amqtt for the embedded broker; {error};"
+            " install it with: pip install 'ispine[hub]'"
+        ) from error
+    return EmbeddedEngine(config)

@@ -1,0 +1,274 @@
+"""MQTT 3.1.1 packets: amqtt's codec for the rare ones, bytes for the hot path.
+
+PUBLISH and its acknowledgements are read and written here, without a stream and without a copy
+that is not needed. CONNECT, SUBSCRIBE and UNSUBSCRIBE are read with amqtt's packet classes.
+"""
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from amqtt.adapters import BufferReader
+from amqtt.errors import AMQTTError
+from amqtt.mqtt.connect import ConnectPacket
+from amqtt.mqtt.subscribe import SubscribePacket
+from amqtt.mqtt.unsubscribe import UnsubscribePacket
+
+from ispine.protocol.link import Will
+
+CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 1, 2, 3, 4, 5, 6, 7
+SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = 8, 9, 10, 11, 12, 13, 14
+
+ACCEPTED, BAD_VERSION, BAD_CLIENT_ID, UNAVAILABLE, BAD_CREDENTIALS, NOT_AUTHORISED = range(6)
+PINGRESP_BYTES = b"\xd0\x00"
+MAX_HEADER_BYTES = 5
+_READ_ERRORS = (AMQTTError, ValueError, IndexError, TypeError, UnicodeError)
+
+
+class Malformed(Exception):
+    """A packet that MQTT 3.1.1 does not allow; the connection is closed.
+
+    Attributes:
+        reason: a short name for the counter.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """A client introduces itself."""
+
+    client_id: str
+    is_clean: bool
+    keepalive_s: int
+    username: str | None
+    password: str | None
+    will: Will | None
+    will_qos: int
+    will_retain: bool
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A message as a client sent it."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    mid: int
+
+
+def _drive(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run amqtt's coroutine on a buffer: it never has to wait."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    work.close()
+    raise Malformed("short packet")
+
+
+def _text(value: object) -> str:
+    # amqtt turns what is not UTF-8 into the text of a Python bytes literal.
+    if not isinstance(value, str) or value.startswith(("b'", 'b"')) or "\0" in value:
+        raise Malformed("bad utf-8")
+    return value
+
+
+def read_connect(packet: bytes) -> Connect:
+    """Read a whole CONNECT packet.
+
+    Raises:
+        Malformed: it breaks MQTT 3.1.1.
+    """
+    try:
+        read = _drive(ConnectPacket.from_stream(BufferReader(packet)))
+        header, payload = read.variable_header, read.payload
+    except _READ_ERRORS as error:
+        raise Malformed("bad CONNECT") from error
+    if header.proto_name not in ("MQTT", "MQIsdp") or header.reserved_flag or header.will_qos > 2:
+        raise Malformed("bad CONNECT")
+    if header.password_flag and not header.username_flag:
+        raise Malformed("bad CONNECT")
+    will = None
+    if header.will_flag:
+        if payload.will_topic is None or payload.will_message is None:
+            raise Malformed("bad CONNECT")
+        will = Will(_text(payload.will_topic), bytes(payload.will_message))
+    is_nameless = bool(payload.client_id_is_random)
+    return Connect(
+        "" if is_nameless else _text(payload.client_id),
+        bool(header.clean_session_flag),
+        int(header.keep_alive),
+        _text(payload.username) if header.username_flag else None,
+        _text(payload.password) if header.password_flag else None,
+        will,
+        min(header.will_qos, 1),
+        bool(header.will_retain_flag),
+        int(header.proto_level),
+    )
+
+
+def read_subscribe(packet: bytes) -> tuple[int, list[tuple[str, int]]]:
+    """Packet id and filters with their QoS.
+
+    Raises:
+        Malformed: it breaks MQTT 3.1.1.
+    """
+    try:
+        read = _drive(SubscribePacket.from_stream(BufferReader(packet)))
+        mid, topics = int(read.variable_header.packet_id), list(read.payload.topics)
+    except _READ_ERRORS as error:
+        raise Malformed("bad SUBSCRIBE") from error
+    if packet[0] & 0x0F != 2 or not topics or not mid or any(qos > 2 for _, qos in topics):
+        raise Malformed("bad SUBSCRIBE")
+    return mid, [(check_filter(_text(topic)), qos) for topic, qos in topics]
+
+
+def read_unsubscribe(packet: bytes) -> tuple[int, list[str]]:
+    """Packet id and filters.
+
+    Raises:
+        Malformed: it breaks MQTT 3.1.1.
+    """
+    try:
+        read = _drive(UnsubscribePacket.from_stream(BufferReader(packet)))
+        mid, topics = int(read.variable_header.packet_id), list(read.payload.topics)
+    except _READ_ERRORS as error:
+        raise Malformed("bad UNSUBSCRIBE") from error
+    if packet[0] & 0x0F != 2 or not topics or not mid:
+        raise Malformed("bad UNSUBSCRIBE")
+    return mid, [_text(topic) for topic in topics]
+
+
+def check_filter(topic_filter: str) -> str:
+    """Return a legal filter unchanged.
+
+    Raises:
+        Malformed: empty, or a wildcard where none may stand.
+    """
+    levels = topic_filter.split("/")
+    for index, level in enumerate(levels):
+        if "#" in level and (level != "#" or index != len(levels) - 1):
+            raise Malformed("bad filter")
+        if "+" in level and level != "+":
+            raise Malformed("bad filter")
+    if not topic_filter or len(topic_filter.encode()) > 1024:
+        raise Malformed("bad filter")
+    return topic_filter
+
+
+def read_publish(first: int, body: memoryview) -> Publish:
+    """Read what follows the fixed header of a PUBLISH; copies the payload once.
+
+    Args:
+        first: first byte of the packet.
+        body: the rest after the length.
+
+    Raises:
+        Malformed: it breaks MQTT 3.1.1.
+    """
+    qos = (first >> 1) & 3
+    if qos == 3 or len(body) < 2:
+        raise Malformed("bad PUBLISH")
+    end = 2 + int.from_bytes(body[:2], "big")
+    start = end + (2 if qos else 0)
+    if start > len(body):
+        raise Malformed("bad PUBLISH")
+    try:
+        topic = str(body[2:end], "utf-8")
+    except UnicodeDecodeError as error:
+        raise Malformed("bad utf-8") from error
+    mid = int.from_bytes(body[end:start], "big")
+    if qos and not mid:
+        raise Malformed("bad PUBLISH")
+    return Publish(topic, bytes(body[start:]), qos, bool(first & 1), mid)
+
+
+def read_mid(body: memoryview) -> int:
+    """The packet id of an acknowledgement.
+
+    Raises:
+        Malformed: it is not two bytes.
+    """
+    if len(body) != 2:
+        raise Malformed("bad acknowledgement")
+    return int.from_bytes(body, "big")
+
+
+def _length(size: int) -> bytes:
+    out = bytearray()
+    while True:
+        size, low = size >> 7, size & 0x7F
+        out.append(low | 0x80 if size else low)
+        if not size:
+            return bytes(out)
+
+
+def publish_bytes(
+    topic: str,
+    payload: bytes,
+    qos: int = 0,
+    *,
+    mid: int = 0,
+    retain: bool = False,
+    dup: bool = False,
+) -> bytes:
+    """A PUBLISH packet; the payload is copied once."""
+    name = topic.encode()
+    size = 2 + len(name) + (2 if qos else 0) + len(payload)
+    first = 0x30 | (dup << 3) | (qos << 1) | retain
+    parts = [bytes((first,)), _length(size), len(name).to_bytes(2, "big"), name]
+    if qos:
+        parts.append(mid.to_bytes(2, "big"))
+    parts.append(payload)
+    return b"".join(parts)
+
+
+def ack_bytes(kind: int, mid: int) -> bytes:
+    """PUBACK, PUBREC, PUBREL, PUBCOMP or UNSUBACK."""
+    flags = 2 if kind == PUBREL else 0
+    return bytes((kind << 4 | flags, 2)) + mid.to_bytes(2, "big")
+
+
+def connack_bytes(code: int, *, is_present: bool = False) -> bytes:
+    """CONNACK."""
+    return bytes((CONNACK << 4, 2, int(is_present), code))
+
+
+def suback_bytes(mid: int, codes: list[int]) -> bytes:
+    """SUBACK: granted QoS per filter, 0x80 for a refused one."""
+    return bytes((SUBACK << 4,)) + _length(2 + len(codes)) + mid.to_bytes(2, "big") + bytes(codes)
+
+
+def split(buffer: memoryview, limit: int) -> tuple[int, int, int] | None:
+    """Find the first packet in a buffer.
+
+    Args:
+        buffer: what has arrived.
+        limit: largest packet allowed, checked before the packet has arrived.
+
+    Returns:
+        First byte, offset of the body and end of the packet (which may lie beyond the buffer), or
+        None while the fixed header is not whole.
+
+    Raises:
+        Malformed: the length is not one, or above the limit.
+    """
+    size = shift = 0
+    for index in range(1, MAX_HEADER_BYTES):
+        if index >= len(buffer):
+            return None
+        byte = buffer[index]
+        size |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            if size > limit:
+                raise Malformed("packet too large")
+            return buffer[0], index + 1, index + 1 + size
+        shift += 7
+    raise Malformed("bad length")
