@@ -43,7 +43,6 @@ from ispine.scheduler.events import (
     TimePassed,
     VariantOffer,
 )
-from ispine.scheduler.order import WaitingLine
 
 DEVICES = [DeviceId(name) for name in ("a", "b", "c")]
 CLIENTS = [ClientId(name) for name in ("x", "y")]
@@ -57,8 +56,24 @@ wild_numbers = st.one_of(
 
 
 @st.composite
-def descriptions(draw: st.DrawFn) -> DeviceDescription:
-    """What a device may say of itself, sense or nonsense."""
+def sane_descriptions(draw: st.DrawFn) -> DeviceDescription:
+    """A device as it should be."""
+    speed = draw(st.sampled_from([5.0, 40.0, 300.0])) * MS
+    offers = tuple(
+        CapabilityOffer(
+            capability,
+            (VariantOffer("big", speed, 1.0), VariantOffer("small", speed / 4, 0.8)),
+            capability == "see",
+            draw(st.sampled_from([1, 1, 4])),
+        )
+        for capability in CAPABILITIES
+    )
+    return DeviceDescription(1, draw(st.integers(1, 3)), offers)
+
+
+@st.composite
+def odd_descriptions(draw: st.DrawFn) -> DeviceDescription:
+    """What else a device may say of itself."""
     offers = []
     for capability in draw(st.sets(st.sampled_from(CAPABILITIES))):
         variants = tuple(
@@ -92,6 +107,9 @@ def descriptions(draw: st.DrawFn) -> DeviceDescription:
         accepts=draw(st.integers(0, 5)) > 0,
         is_draining=draw(st.integers(0, 8)) == 0,
     )
+
+
+descriptions = st.one_of(sane_descriptions(), sane_descriptions(), odd_descriptions())
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -136,12 +154,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         was = standing.get(action.device_id, "")
         quarantined = was.startswith("quarantined") and bool(device.quarantined_ns)
         assert not quarantined, "work for a quarantined device"
-        skill = device.skills[action.capability]
-        assert len(device.held) <= max(device.slots * skill.batch + 1, device.most_held)
+        batch = max(skill.batch for skill in device.skills.values())
+        assert len(device.held) <= max(device.slots * batch + 1, device.most_held)
         if action.is_hedge:
             assert action.capability == "see", "work that must not run twice was hedged"
 
-    @initialize(seen=st.lists(descriptions(), min_size=3, max_size=3))
+    def pick(self, choice: int) -> AssignTask | None:
+        """An attempt that a device holds, mostly; else any that was ever made."""
+        held = {
+            (attempt.task.key, attempt.number)
+            for device in self.core.state.fleet.devices.values()
+            for attempt in device.held
+        }
+        live = [a for a in self.assigned if ((a.client_id, a.task_id), a.attempt) in held]
+        among = live if live and choice % 4 else self.assigned
+        return among[choice // 4 % len(among)] if among else None
+
+    @initialize(seen=st.lists(descriptions, min_size=3, max_size=3))
     def begin(self, seen: list[DeviceDescription]) -> None:
         self.tell(HubStarted(self.now))
         for device, description in zip(DEVICES, seen, strict=True):
@@ -200,15 +229,50 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif digest:
             self.tell(TaskDigested(self.now, task, client, digest))
 
+    @rule(
+        first=st.integers(0, 1000),
+        count=st.integers(2, 8),
+        within=st.sampled_from([100, 400, 60_000]),
+        capability=st.sampled_from(CAPABILITIES),
+    )
+    def submit_many(self, first: int, count: int, within: int, capability: Capability) -> None:
+        for index in range(count):
+            task = TaskId(f"m{first}-{index}")
+            client = CLIENTS[index % 2]
+            if not self.core.knows((client, task)):
+                self.results[client, task] = 0
+            self.tell(
+                TaskSubmitted(
+                    self.now, task, client, capability, 100, self.now + within * MS, digest="d"
+                )
+            )
+
+    @rule(span=st.integers(1, 40))
+    def work(self, span: int) -> None:
+        """Every device does what it should, for a while."""
+        for _ in range(span):
+            for device in list(self.core.state.fleet.devices.values()):
+                attempt = next(iter(device.held), None)
+                if attempt is None or not device.is_online:
+                    continue
+                client, task = attempt.task.key
+                names = (task, client, device.device_id, attempt.number)
+                if attempt.accepted_ns:
+                    took = (self.now - attempt.accepted_ns) / MS
+                    self.tell(ReplyDone(self.now, *names, 100, attempt.variant, 0.0, took))
+                else:
+                    self.tell(ReplyAccepted(self.now, *names))
+            self.wait(5)
+
     @rule(task=st.sampled_from(TASKS), client=st.sampled_from(CLIENTS))
     def cancel(self, task: TaskId, client: ClientId) -> None:
         self.tell(TaskCancelled(self.now, task, client, "changed my mind"))
 
-    @rule(pick=st.integers(0, 30), progress=st.booleans())
+    @rule(pick=st.integers(0, 200), progress=st.booleans())
     def accept(self, pick: int, progress: bool) -> None:
-        if not self.assigned:
+        a = self.pick(pick)
+        if a is None:
             return
-        a = self.assigned[-1 - pick % len(self.assigned)]
         names = (a.task_id, a.client_id, a.device_id, a.attempt)
         if progress:
             self.tell(ReplyProgressed(self.now, *names, 0.5))
@@ -216,14 +280,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.tell(ReplyAccepted(self.now, *names))
 
     @rule(
-        pick=st.integers(0, 30),
+        pick=st.integers(0, 200),
         took=st.one_of(wild_numbers, st.sampled_from([5.0, 40.0])),
         copies=st.sampled_from([1, 1, 2]),
     )
     def answer(self, pick: int, took: float, copies: int) -> None:
-        if not self.assigned:
+        a = self.pick(pick)
+        if a is None:
             return
-        a = self.assigned[-1 - pick % len(self.assigned)]
         for _ in range(copies):
             self.tell(
                 ReplyDone(
@@ -231,18 +295,18 @@ class SchedulerMachine(RuleBasedStateMachine):
                 )
             )
 
-    @rule(pick=st.integers(0, 30), code=st.sampled_from(CODES))
+    @rule(pick=st.integers(0, 200), code=st.sampled_from(CODES))
     def give_back(self, pick: int, code: str) -> None:
-        if not self.assigned:
+        a = self.pick(pick)
+        if a is None:
             return
-        a = self.assigned[-1 - pick % len(self.assigned)]
         self.tell(ReplyFailed(self.now, a.task_id, a.client_id, a.device_id, a.attempt, code))
 
     @rule(device=st.sampled_from(DEVICES), attempt=st.integers(0, 9), task=st.sampled_from(TASKS))
     def forge(self, device: DeviceId, attempt: int, task: TaskId) -> None:
         self.tell(ReplyDone(self.now, task, CLIENTS[0], device, attempt, 5))
 
-    @rule(device=st.sampled_from(DEVICES), description=descriptions())
+    @rule(device=st.sampled_from(DEVICES), description=descriptions)
     def describe(self, device: DeviceId, description: DeviceDescription) -> None:
         self.tell(DeviceSeen(self.now, device, description))
 
@@ -302,6 +366,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def all_is_bounded(self) -> None:
         assert len(self.core.state.open) <= 2 * 8
         assert len(self.core.state.ledger) <= 100
+        assert len(self.core.state.timers) <= 5_000
 
     def teardown(self) -> None:
         """In the end every task was decided."""
@@ -317,11 +382,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
     max_examples=60,
-    stateful_step_count=40,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-
-
-def test_the_line_is_imported() -> None:
-    assert len(WaitingLine(1, {})) == 0

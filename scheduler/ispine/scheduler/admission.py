@@ -2,11 +2,12 @@
 
 from ispine.protocol.messages import Options
 from ispine.scheduler.actions import PublishEvent, RefuseDuplicate, RepeatResult
+from ispine.scheduler.candidate import Candidate
 from ispine.scheduler.config import MS
 from ispine.scheduler.ending import fail, watch_ledger
 from ispine.scheduler.events import TaskCancelled, TaskSubmitted
 from ispine.scheduler.ledger import Outcome
-from ispine.scheduler.placement import Candidate, fluid_finish_ns, scan, view
+from ispine.scheduler.placement import fluid_finish_ns, glance, scan
 from ispine.scheduler.rescue import wait_again
 from ispine.scheduler.state import CoreState, is_admitted
 from ispine.scheduler.task import TaskRecord
@@ -65,7 +66,8 @@ def _refuse_duplicate(state: CoreState, event: TaskSubmitted) -> None:
 
 def _take_in(state: CoreState, task: TaskRecord) -> None:
     state.traces.begin(task)
-    _count_arrival(state, task)
+    if state.fleet.members(task.lane.capability):
+        _count_arrival(state, task)
     reason = state.ledger.take_cancel(task.key)
     if reason is not None:
         fail(state, task, "cancelled", "cancelled", reason or "cancelled before it arrived")
@@ -134,32 +136,28 @@ def _is_within_quota(state: CoreState, task: TaskRecord) -> bool:
 
 def _has_device(state: CoreState, task: TaskRecord) -> bool:
     """Whether somebody can run it, or soon may; refuses it where not."""
-    members = state.fleet.members(task.lane.capability)
-    admitted = [(d, s) for d, s in members.items() if is_admitted(task.lane, d, s)]
-    if admitted and all(task.size_bytes > s.max_input_bytes for _, s in admitted):
-        largest = max(s.max_input_bytes for _, s in admitted)
+    terms = state.fleet.terms(task.lane.capability)
+    if 0 < terms.largest_input < task.size_bytes:
         fail(
             state,
             task,
             "rejected",
             "rejected",
-            f"expected at most {largest:,} bytes, the most that a device takes for"
+            f"expected at most {terms.largest_input:,} bytes, the most that a device takes for"
             f" {task.lane.capability}; got {task.size_bytes:,}; send a smaller input",
-            {"limit": largest, "seen": task.size_bytes},
+            {"limit": terms.largest_input, "seen": task.size_bytes},
         )
         return False
-    for device, skill in admitted:
-        if not device.block:
-            task.is_idempotent = task.is_idempotent and skill.is_idempotent
+    task.is_idempotent = terms.is_idempotent
     return may_wait(state, task)
 
 
 def may_wait(state: CoreState, task: TaskRecord) -> bool:
     """Whether the task has a device or may wait for one; refuses it where not."""
+    if state.fleet.has_usable(task.lane):
+        return True
     members = state.fleet.members(task.lane.capability)
     blocks = [d.block for d, s in members.items() if is_admitted(task.lane, d, s)]
-    if "" in blocks:
-        return True
     passing = not blocks or any(block in _PASSING for block in blocks)
     last = state.fleet.last_capable_ns.get(task.lane.capability, 0)
     grace_ends = max(state.started_ns, last) + state.config.grace_ns
@@ -192,7 +190,7 @@ def refuse_no_device(state: CoreState, task: TaskRecord) -> None:
 
 def grace_due(state: CoreState, task: TaskRecord) -> None:
     """Look whether a waiting task still has somebody to wait for."""
-    if task.is_decided or not task.is_waiting or state.fleet.usable(task.lane):
+    if task.is_decided or not task.is_waiting or state.fleet.has_usable(task.lane):
         return
     if may_wait(state, task):
         state.timers.add(state.now_ns + state.config.grace_ns, Due.GRACE, task)
@@ -204,18 +202,18 @@ def _is_in_time(state: CoreState, task: TaskRecord) -> bool:
     The next smaller variant is tried where the deadline asks for it. A prediction that is old and
     was never steady refuses nothing, or nothing would ever correct it.
     """
-    candidates = scan(state, task.lane, task.size_bytes)
+    ahead = _ahead(state, task)
+    candidates = glance(state, task.lane, task.size_bytes, ahead)
     if not candidates:
         return True
-    ahead = _ahead(state, task)
     slack = task.deadline_ns - state.now_ns
     finish = 0.0
-    deepest = max(len(c.skill.ladder) for c in candidates)
+    deepest = max([len(c.skill.ladder) for c in candidates])
     for level in range(min(deepest, _MAX_LEVELS)):
         if level:
             candidates = scan(state, task.lane, task.size_bytes, level)
         finish = fluid_finish_ns(candidates, ahead)
-        fits = finish + min(c.deviation_ns for c in candidates) <= slack
+        fits = finish + min([c.deviation_ns for c in candidates]) <= slack
         if fits or level + 1 == deepest:
             task.level = level
             break
@@ -260,7 +258,7 @@ def _refuse_too_busy(
         if alone_ms > within_ms
         else f"lower the rate, or allow at least {predicted_ms:.0f} ms"
     )
-    state.traces.of(task).note(state.now_ns, "refused", "", 0, suggestion, view(candidates))
+    state.traces.of(task).note(state.now_ns, "refused", "", 0, suggestion, candidates)
     fail(
         state,
         task,

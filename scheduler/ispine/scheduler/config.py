@@ -26,7 +26,6 @@ class CoreConfig:
         sample: above this many devices of one capability, only so many are looked at.
         max_slots: more than this from a device is not believed.
         max_batch: as `max_slots`, for tasks that run together in one slot.
-        deviation_floor_ns: no deviation is believed to be smaller.
         hedge_share: extra attempts per attempt.
         hedge_burst: extra attempts that may follow each other at once.
         hedge_at: share of a task's time after which it is hedged at the latest.
@@ -67,7 +66,6 @@ class CoreConfig:
     sample: int = 100
     max_slots: int = 64
     max_batch: int = 16
-    deviation_floor_ns: int = 1 * MS
     hedge_share: float = 0.05
     hedge_burst: float = 3.0
     hedge_at: float = 0.6

@@ -190,6 +190,7 @@ class SchedulerCore:
             device.probed_ns = 0
             device.accept.add(round_trip, self.state.now_ns)
             device.link.seed(round_trip)
+            device.learned()
 
     def _come_online(self, device: Device) -> None:
         was_online, device.is_online = device.is_online, True

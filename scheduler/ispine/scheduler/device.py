@@ -15,16 +15,23 @@ from ispine.scheduler.events import CapabilityOffer, DeviceDescription, VariantO
 from ispine.scheduler.task import Attempt
 
 _LONGEST_SERVICE_NS = 3600.0 * SECOND
+_LEAST_DEVIATION_NS = 1e6
+"""No prediction is believed to be better than a millisecond."""
 
 
 @dataclass(slots=True, eq=False)
 class Rung:
-    """One variant on one device."""
+    """One variant on one device.
+
+    Attributes:
+        numbers: what `Device.numbers_of` worked out, None when something was learned since.
+    """
 
     name: str
     quality: float
     load_ns: float
     estimate: TimeEstimate
+    numbers: tuple[float, float, float, float] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +56,7 @@ class Skill:
         """The variant for a task: a pinned one, or `level` rungs down."""
         if pinned:
             return next((rung for rung in self.ladder if rung.name == pinned), None)
-        return self.ladder[min(level, len(self.ladder) - 1)]
+        return self.ladder[min(level, len(self.ladder) - 1)] if level else self.ladder[0]
 
     def named(self, variant: str) -> Rung:
         """The variant of that name, the best one when there is none."""
@@ -174,7 +181,22 @@ class Device:
         mean = self.work_ns / held
         elapsed = now_ns - self.epoch_ns
         rest = mean - elapsed if elapsed < mean else elapsed - mean
-        return max(rest + (held - places) * mean / places, 0.0)
+        return rest + (held - places) * mean / places
+
+    def numbers_of(self, rung: Rung, skill: Skill) -> tuple[float, float, float, float]:
+        """Service time, that with loading, time per task when busy, and deviation; nanoseconds."""
+        estimate = rung.estimate
+        deviation = max(estimate.deviation_ns + self.link.base.deviation_ns, _LEAST_DEVIATION_NS)
+        service = estimate.mean_ns
+        pace = service / (self.slots * skill.parallel)
+        rung.numbers = (service, service + rung.load_ns, pace, deviation)
+        return rung.numbers
+
+    def learned(self) -> None:
+        """Something was learned: `numbers_of` has to be worked out again."""
+        for skill in self.skills.values():
+            for rung in skill.ladder:
+                rung.numbers = None
 
     def hold(self, attempt: Attempt, now_ns: int) -> None:
         """Give it a place."""
@@ -212,6 +234,11 @@ class Device:
             skill = _skill(offer, old.get(offer.name), config)
             if skill is not None:
                 self.skills[offer.name] = skill
+
+    def lose_skill(self, capability: Capability) -> None:
+        """A capability turned out to be missing; it is back when the device describes itself."""
+        self.skills.pop(capability, None)
+        self.most_held = len(self.held)
 
     def refresh(self, now_ns: int, config: CoreConfig) -> None:
         """Work out `block` and `price` again."""

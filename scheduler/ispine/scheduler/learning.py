@@ -36,6 +36,7 @@ def learn(state: CoreState, device: Device, attempt: Attempt, reply: ReplyDone) 
         waited = wall - computed
     skill.named(reply.variant or attempt.variant).estimate.add(computed, now)
     device.link.add(attempt.task.size_bytes, wall - waited - computed, now)
+    device.learned()
     if skill.batch > 1:
         _learn_parallel(device, skill, computed, now - max(device.epoch_ns, attempt.assigned_ns))
     _judge(state, device, wall, float(attempt.expected_ns - attempt.assigned_ns))
@@ -93,6 +94,7 @@ def judge_misses(state: CoreState) -> None:
         if next(iter(device.held), None) is attempt:
             took = attempt.service_ns + state.now_ns - attempt.expected_ns
             skill.named(attempt.variant).estimate.add(took, state.now_ns)
+            device.learned()
         device.misses += 1
         if device.misses >= _MISSES or device.probes_left:
             quarantine(state, device, "it accepts tasks and does not answer them in time")

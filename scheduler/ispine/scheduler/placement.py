@@ -14,33 +14,13 @@ leave a slow device idle: at the end of a batch it is better to wait for a fast 
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from ispine.protocol.ids import DeviceId
+from ispine.scheduler.candidate import Candidate, make_candidate
+from ispine.scheduler.config import MS
 from ispine.scheduler.device import Device, Rung, Skill
 from ispine.scheduler.state import CoreState, is_admitted
 from ispine.scheduler.task import Lane, TaskRecord
-from ispine.scheduler.trace import CandidateView
-
-
-class Candidate(NamedTuple):
-    """One device as it looks for one task. Times are nanoseconds from now.
-
-    Sorts by cost; `order` makes that unique.
-    """
-
-    cost_ns: float
-    order: int
-    finish_ns: float
-    wait_ns: float
-    link_ns: float
-    service_ns: float
-    pace_ns: float
-    deviation_ns: float
-    has_place: bool
-    device: Device
-    skill: Skill
-    rung: Rung
 
 
 def scan(
@@ -49,50 +29,88 @@ def scan(
     size_bytes: int,
     level: int = 0,
     avoid: Collection[DeviceId] = (),
+    *,
+    only_open: bool = False,
 ) -> list[Candidate]:
     """Every device that may run such a task, scored; a sample above `config.sample`.
 
-    `level` is rungs below the best variant, `avoid` are devices that must not get it.
+    `level` is rungs below the best variant, `avoid` are devices that must not get it; `only_open`
+    leaves out devices without a place.
     """
-    now_ns = state.now_ns
-    floor_ns = state.config.deviation_floor_ns
     found: list[Candidate] = []
-    for device, skill in _to_look_at(state, lane):
-        if device.block or size_bytes > skill.max_input_bytes:
+    chosen = _to_look_at(state, lane, only_open=only_open)
+    if not lane.is_plain:
+        chosen = [(d, s) for d, s in chosen if is_admitted(lane, d, s)]
+    for device, skill in chosen:
+        if device.block or size_bytes > skill.max_input_bytes or device.device_id in avoid:
             continue
         rung = skill.rung(level, lane.variant)
-        if rung is None or not is_admitted(lane, device, skill) or device.device_id in avoid:
-            continue
-        estimate = rung.estimate
-        service = estimate.mean_ns
-        wait = device.wait_ns(now_ns, skill.parallel)
-        link = device.link.at(size_bytes)
-        finish = wait + service + link + rung.load_ns
-        found.append(
-            Candidate(
-                finish * device.price,
-                len(found),
-                finish,
-                wait,
-                link,
-                service,
-                service / (device.slots * skill.parallel),
-                max(estimate.deviation_ns + device.link.base.deviation_ns, floor_ns),
-                len(device.held) < device.limit(skill),
-                device,
-                skill,
-                rung,
-            )
-        )
+        if rung is not None:
+            found.append(_score(state, device, skill, rung, size_bytes, len(found)))
     return found
 
 
-def _to_look_at(state: CoreState, lane: Lane) -> Iterable[tuple[Device, Skill]]:
-    members = state.fleet.members(lane.capability)
+def _score(
+    state: CoreState, device: Device, skill: Skill, rung: Rung, size_bytes: int, order: int
+) -> Candidate:
+    held, link = len(device.held), device.link
+    service, steady, pace, deviation = rung.numbers or device.numbers_of(rung, skill)
+    wait = 0.0 if held < device.slots else device.wait_ns(state.now_ns, skill.parallel)
+    way = link.base.mean_ns if link.slope == 0.0 else link.at(size_bytes)
+    finish = wait + steady + way
+    candidate: Candidate = make_candidate(
+        (
+            finish * device.price,
+            order,
+            finish,
+            wait,
+            way,
+            service,
+            pace,
+            deviation,
+            held < device.limit(skill),
+            device,
+            skill,
+            rung,
+        )
+    )
+    return candidate
+
+
+def glance(state: CoreState, lane: Lane, size_bytes: int, ahead: float) -> list[Candidate]:
+    """As `scan`, but in a large fleet, behind a long line, an old score will do for 5 ms.
+
+    `ahead` is the number of tasks in the line before the one that is meant.
+    """
+    known = state.looks.get(lane)
+    if known is not None and state.now_ns - known[0] < _FRESH_NS and ahead >= len(known[1]):
+        return known[1]
+    candidates = scan(state, lane, size_bytes)
+    if len(candidates) >= _MANY and ahead >= len(candidates):
+        state.looks[lane] = (state.now_ns, candidates)
+    return candidates
+
+
+def scan_for_place(state: CoreState, lane: Lane, size_bytes: int, waiting: int) -> list[Candidate]:
+    """As `glance`, with the devices that have a place scored afresh."""
+    known = state.looks.get(lane)
+    if known is None or state.now_ns - known[0] >= _FRESH_NS or waiting < len(known[1]):
+        return glance(state, lane, size_bytes, waiting)
+    found = scan(state, lane, size_bytes, only_open=True)
+    opened = {candidate.device for candidate in found}
+    return found + [c for c in known[1] if not c.has_place and c.device not in opened]
+
+
+_FRESH_NS = 5 * MS
+_MANY = 16
+
+
+def _to_look_at(state: CoreState, lane: Lane, *, only_open: bool) -> Iterable[tuple[Device, Skill]]:
+    opened = state.fleet.open(lane.capability)
+    members = opened if only_open else state.fleet.members(lane.capability)
     limit = state.config.sample
     if len(members) <= limit:
         return members.items()
-    opened = state.fleet.open(lane.capability)
     chosen = dict(_spread(state, opened, limit // 2))
     chosen.update(_spread(state, members, limit - len(chosen)))
     return chosen.items()
@@ -120,7 +138,7 @@ def fluid_finish_ns(candidates: Sequence[Candidate], ahead: float) -> float:
 
     Device d has ended `1 + (T - finish_d) / pace_d` of them at time T.
     """
-    ordered = sorted((c.finish_ns, max(c.pace_ns, 1.0)) for c in candidates)
+    ordered = sorted([(c.finish_ns, c.pace_ns) for c in candidates])
     rate = 0.0
     offset = 0.0
     ends = 0.0
@@ -140,7 +158,7 @@ def finished_before(candidates: Sequence[Candidate], chosen: Candidate) -> int:
         if other.device is chosen.device or other.cost_ns >= chosen.cost_ns or other.has_place:
             continue
         span = chosen.cost_ns / other.device.price - other.finish_ns
-        count += 1 + int(span / max(other.pace_ns, 1.0))
+        count += 1 + int(span / other.pace_ns)
     return count
 
 
@@ -163,19 +181,3 @@ def fitting_rung(
         if finish + candidate.deviation_ns <= slack:
             return rung, finish
     return None
-
-
-def view(candidates: Iterable[Candidate]) -> tuple[CandidateView, ...]:
-    """The cheapest candidates, for the trace."""
-    return tuple(
-        CandidateView(
-            c.device.device_id,
-            c.rung.name,
-            c.wait_ns / 1e6,
-            c.link_ns / 1e6,
-            (c.service_ns + c.rung.load_ns) / 1e6,
-            c.cost_ns / 1e6,
-            c.has_place,
-        )
-        for c in sorted(candidates)[:16]
-    )

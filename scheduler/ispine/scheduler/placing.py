@@ -12,17 +12,17 @@ come.
 from enum import Enum
 
 from ispine.scheduler.actions import AssignTask
+from ispine.scheduler.candidate import Candidate
 from ispine.scheduler.config import MS
 from ispine.scheduler.device import Rung
 from ispine.scheduler.ending import cancel_attempt, fail
 from ispine.scheduler.order import Entry, Pick
 from ispine.scheduler.placement import (
-    Candidate,
     cheapest,
     finished_before,
     fitting_rung,
     scan,
-    view,
+    scan_for_place,
 )
 from ispine.scheduler.state import CoreState
 from ispine.scheduler.task import Attempt, AttemptState, Lane, TaskRecord
@@ -35,15 +35,16 @@ _LOOK_BEHIND = 8
 def dispatch(state: CoreState) -> None:
     """Give out what can be given out now."""
     state.needs_dispatch = False
-    blocked: set[Lane] = set()
+    fleet, lanes = state.fleet, state.waiting.lanes
+    blocked: set[Lane] = {lane for lane in lanes if not fleet.open(lane.capability)}
     passed: set[tuple[str, Lane]] = set()
-    while len(state.waiting):
+    while len(blocked) < len(lanes):
         pick = state.waiting.pick(blocked, passed)
         if pick is None:
             break
-        served = _Served.LANE_STUCK
-        if state.fleet.open(pick.lane.capability):
-            served = _serve(state, pick)
+        served = _serve(state, pick)
+        if served is _Served.YES and not fleet.open(pick.lane.capability):
+            served = _Served.LANE_STUCK
         if served is _Served.LANE_STUCK:
             blocked.add(pick.lane)
         elif served is _Served.WEARABLE_STUCK:
@@ -101,11 +102,15 @@ def _scan_for(state: CoreState, task: TaskRecord) -> list[Candidate]:
     slack = task.deadline_ns - state.now_ns
     candidates: list[Candidate] = []
     for level in range(task.level, _MAX_LEVELS):
-        candidates = scan(state, task.lane, task.size_bytes, level, task.avoid)
+        if level or task.avoid:
+            candidates = scan(state, task.lane, task.size_bytes, level, task.avoid)
+        else:
+            waiting = state.waiting.count(task.lane, 0)
+            candidates = scan_for_place(state, task.lane, task.size_bytes, waiting)
         if not candidates:
             return candidates
-        best = min(c.finish_ns + c.deviation_ns for c in candidates)
-        if best <= slack or level + 1 >= max(len(c.skill.ladder) for c in candidates):
+        best = min([c.finish_ns + c.deviation_ns for c in candidates])
+        if best <= slack or level + 1 >= max([len(c.skill.ladder) for c in candidates]):
             break
     return candidates
 
@@ -233,7 +238,7 @@ def assign(
         device.device_id,
         attempt.number,
         f"expected after {finish_ns / 1e6:.1f} ms",
-        view(candidates),
+        candidates,
     )
     return attempt
 
@@ -256,6 +261,7 @@ def _make_attempt(
     is_hedge: bool,
 ) -> Attempt:
     now, config = state.now_ns, state.config
+    task.is_idempotent = task.is_idempotent and chosen.skill.is_idempotent
     expected = now + int(finish_ns)
     late = max(4 * chosen.deviation_ns, config.hedge_floor_ns)
     span = task.deadline_ns - task.submitted_ns

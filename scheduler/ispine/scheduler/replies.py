@@ -146,7 +146,7 @@ def _given_back(
     """The device did not run it; another may."""
     if event.code == "model_unavailable":
         before = list(device.skills)
-        device.skills.pop(task.lane.capability, None)
+        device.lose_skill(task.lane.capability)
         state.fleet.rejoin(device, before)
     elif event.code in ("too_busy", "no_capable_device"):
         device.refused_until_ns = state.now_ns + _REFUSED_NS

@@ -128,13 +128,13 @@ def _step(step: Step) -> dict[str, Json]:
     if step.candidates:
         made["candidates"] = [
             {
-                "device": c.device_id,
-                "variant": c.variant,
-                "queue_ms": _rounded(c.queue_ms),
-                "link_ms": _rounded(c.link_ms),
-                "compute_ms": _rounded(c.compute_ms),
-                "cost_ms": _rounded(c.cost_ms),
-                "had_place": c.had_place,
+                "device": c.device.device_id,
+                "variant": c.rung.name,
+                "queue_ms": _rounded(c.wait_ns / 1e6),
+                "link_ms": _rounded(c.link_ns / 1e6),
+                "compute_ms": _rounded((c.service_ns + c.rung.load_ns) / 1e6),
+                "cost_ms": _rounded(c.cost_ns / 1e6),
+                "had_place": c.has_place,
             }
             for c in step.candidates
         ]

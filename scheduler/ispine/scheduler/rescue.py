@@ -14,10 +14,11 @@ them.
 """
 
 from ispine.scheduler.actions import ProbeDevice, ReportDevice
+from ispine.scheduler.candidate import Candidate
 from ispine.scheduler.config import MS, SECOND
 from ispine.scheduler.device import Device
 from ispine.scheduler.ending import fail, note_miss
-from ispine.scheduler.placement import Candidate, cheapest, fitting_rung, scan
+from ispine.scheduler.placement import cheapest, fitting_rung, scan
 from ispine.scheduler.placing import assign, order_for
 from ispine.scheduler.state import CoreState
 from ispine.scheduler.task import Attempt, AttemptState, TaskRecord
@@ -33,7 +34,7 @@ def wait_again(state: CoreState, task: TaskRecord) -> None:
         return
     state.waiting.add(task)
     state.needs_dispatch = True
-    if not state.fleet.usable(task.lane):
+    if not state.fleet.has_usable(task.lane):
         state.timers.add(state.now_ns + state.config.grace_ns, Due.GRACE, task)
 
 
@@ -263,6 +264,8 @@ def refresh(state: CoreState, device: Device) -> None:
     was_usable = not device.block
     device.refresh(state.now_ns, state.config)
     state.fleet.update(device)
+    if was_usable == bool(device.block):
+        state.looks.clear()
     if was_usable and device.block:
         _lose_hope(state, device)
     elif not was_usable and not device.block:
@@ -276,7 +279,7 @@ def _lose_hope(state: CoreState, device: Device) -> None:
     lonely = [
         lane
         for lane in state.waiting.lanes
-        if lane.capability in device.skills and not state.fleet.usable(lane)
+        if lane.capability in device.skills and not state.fleet.has_usable(lane)
     ]
     if lonely:
         when = state.now_ns + state.config.grace_ns

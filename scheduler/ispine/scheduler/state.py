@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ispine.protocol.ids import Capability, DeviceId
 from ispine.scheduler.actions import Action
+from ispine.scheduler.candidate import Candidate
 from ispine.scheduler.config import CoreConfig
 from ispine.scheduler.device import Device, Skill
 from ispine.scheduler.ledger import Ledger
@@ -17,6 +19,7 @@ from ispine.scheduler.trace import Traces
 Subject = Attempt | TaskRecord | Device | None
 
 _MASK = 2**64 - 1
+_MAX_DEVICES = 4096
 
 
 class Dice:
@@ -35,6 +38,18 @@ class Dice:
         return x % limit
 
 
+class Terms(NamedTuple):
+    """What all devices of a capability have in common.
+
+    Attributes:
+        largest_input: bytes that the most generous of them takes, 0 when there is none.
+        is_idempotent: all of them say that running a task twice does no harm.
+    """
+
+    largest_input: int
+    is_idempotent: bool
+
+
 class Fleet:
     """Devices, by id and by capability."""
 
@@ -42,14 +57,28 @@ class Fleet:
         self.devices: dict[DeviceId, Device] = {}
         self._members: dict[Capability, dict[Device, Skill]] = {}
         self._open: dict[Capability, dict[Device, Skill]] = {}
+        self._terms: dict[Capability, Terms] = {}
         self.last_capable_ns: dict[Capability, int] = {}
 
     def get(self, device_id: DeviceId) -> Device:
         """The device; a new record when it was unknown."""
         device = self.devices.get(device_id)
         if device is None:
+            if len(self.devices) >= _MAX_DEVICES:
+                self._drop_one()
             device = self.devices[device_id] = Device(device_id)
         return device
+
+    def _drop_one(self) -> None:
+        """Forget a device that is offline and holds nothing, the one known longest."""
+        for device_id, device in self.devices.items():
+            if not device.is_online and not device.held and not device.is_drained:
+                for capability in device.skills:
+                    self._members[capability].pop(device, None)
+                    self._open.get(capability, {}).pop(device, None)
+                    self._terms.pop(capability, None)
+                del self.devices[device_id]
+                return
 
     def members(self, capability: Capability) -> dict[Device, Skill]:
         """Devices that offer a capability, whatever their standing."""
@@ -59,8 +88,23 @@ class Fleet:
         """Devices of a capability that may be given work now."""
         return self._open.get(capability, _NOBODY)
 
+    def terms(self, capability: Capability) -> Terms:
+        """What all devices of a capability have in common."""
+        known = self._terms.get(capability)
+        if known is None:
+            skills = self.members(capability).values()
+            known = Terms(
+                max((skill.max_input_bytes for skill in skills), default=0),
+                all(skill.is_idempotent for skill in skills),
+            )
+            if skills:
+                self._terms[capability] = known
+        return known
+
     def rejoin(self, device: Device, before: Iterable[Capability]) -> None:
         """The device's capabilities changed."""
+        for capability in (*before, *device.skills):
+            self._terms.pop(capability, None)
         for capability in before:
             self._members.get(capability, {}).pop(device, None)
             self._open.get(capability, {}).pop(device, None)
@@ -78,6 +122,15 @@ class Fleet:
                 opened.pop(device, None)
             else:
                 opened[device] = skill
+
+    def has_usable(self, lane: Lane) -> bool:
+        """Whether some device may run tasks of this lane, now or later."""
+        if lane.is_plain and self._open.get(lane.capability):
+            return True
+        return any(
+            not device.block and is_admitted(lane, device, skill)
+            for device, skill in self.members(lane.capability).items()
+        )
 
     def usable(self, lane: Lane) -> list[tuple[Device, Skill]]:
         """Devices that may run tasks of this lane, with or without a place now."""
@@ -134,6 +187,7 @@ class CoreState:
         out: actions of that event.
         missed: attempts that were given up because they were late, not yet judged.
         mean_service_ns: by lane, fading mean of what its tasks were expected to take.
+        looks: by lane, (time, scores) of the last admission behind a long line.
         arrivals: by capability, (time, fading rate per second) of what was submitted.
     """
 
@@ -158,6 +212,7 @@ class CoreState:
     missed: list[Attempt] = field(default_factory=list)
     ledger_at_ns: int = 0
     mean_service_ns: dict[Lane, float] = field(default_factory=dict)
+    looks: dict[Lane, tuple[int, list[Candidate]]] = field(default_factory=dict)
     arrivals: dict[Capability, tuple[int, float]] = field(default_factory=dict)
 
     @staticmethod

@@ -42,6 +42,9 @@ class Timers(Generic[Subject]):
         self._is_alive = is_alive
         self._sweep_at = 4096
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     @property
     def next_ns(self) -> int | None:
         """When the earliest entry that matters is due, None when there is none."""

@@ -1,26 +1,15 @@
 """What `why` can tell about a task: candidates, choices and where the time went. No payloads."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ispine.protocol.ids import DeviceId
+from ispine.scheduler.candidate import Candidate
 from ispine.scheduler.task import TaskKey, TaskRecord
 
 _MAX_STEPS = 64
-_MAX_CANDIDATES = 16
-
-
-class CandidateView(NamedTuple):
-    """One device as it was scored: predicted times in milliseconds."""
-
-    device_id: DeviceId
-    variant: str
-    queue_ms: float
-    link_ms: float
-    compute_ms: float
-    cost_ms: float
-    had_place: bool
+_MAX_CANDIDATES = 8
 
 
 class Step(NamedTuple):
@@ -31,7 +20,7 @@ class Step(NamedTuple):
     device_id: str
     attempt: int
     detail: str
-    candidates: tuple[CandidateView, ...] = ()
+    candidates: Sequence[Candidate] = ()
 
 
 @dataclass(slots=True)
@@ -68,13 +57,13 @@ class Trace:
         device_id: str = "",
         attempt: int = 0,
         detail: str = "",
-        candidates: tuple[CandidateView, ...] = (),
+        candidates: Sequence[Candidate] = (),
     ) -> None:
         """Add a step; a task that is passed around for long keeps only its first ones."""
         if len(self.steps) < _MAX_STEPS:
             at_ms = (now_ns - self.submitted_ns) / 1e6
-            step = Step(at_ms, what, device_id, attempt, detail, candidates[:_MAX_CANDIDATES])
-            self.steps.append(step)
+            best = sorted(candidates)[:_MAX_CANDIDATES] if candidates else ()
+            self.steps.append(Step(at_ms, what, device_id, attempt, detail, best))
 
 
 class Traces:
