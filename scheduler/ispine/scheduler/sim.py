@@ -56,7 +56,8 @@ class SimDevice:
     Attributes:
         service: time of one run by capability.
         link: one-way delay.
-        offers: what it tells the hub.
+        description: what it tells the hub.
+        failure: asked at the end of each run; an error code makes the run fail, "" does not.
         is_cut: nothing gets through in either direction.
         is_frozen: it does nothing; what is sent to it waits.
         has_died: it is gone for good until `World.start` is called again.
@@ -67,6 +68,7 @@ class SimDevice:
     service: dict[Capability, Sampler]
     link: Sampler
     description: DeviceDescription
+    failure: Callable[[], str] | None = None
     is_cut: bool = False
     is_frozen: bool = False
     has_died: bool = False
@@ -97,10 +99,10 @@ class World:
     actions: list[Action] = field(default_factory=list)
     keep_actions: bool = False
     lose: Callable[[object], bool] | None = None
-    _agenda: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
+    _agenda: list[tuple[int, int, Callable[[], object]]] = field(default_factory=list)
     _seq: int = 0
 
-    def at(self, when_ns: int, call: Callable[[], None]) -> None:
+    def at(self, when_ns: int, call: Callable[[], object]) -> None:
         """Call something at a time."""
         self._seq += 1
         heappush(self._agenda, (int(when_ns), self._seq, call))
@@ -315,8 +317,11 @@ class World:
             device.running.remove(job)
             device.ran += 1
             device.busy_ns += took
-            if job.is_cancelled:
-                self._fail(device, job.order, "cancelled")
+            code = "cancelled" if job.is_cancelled else ""
+            if not code and device.failure is not None:
+                code = device.failure()
+            if code:
+                self._fail(device, job.order, code)
             else:
                 self._finish(device, job, took)
             self._run_next(device)
