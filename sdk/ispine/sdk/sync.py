@@ -1,0 +1,329 @@
+"""The blocking facade: one background thread runs the asyncio client."""
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from ispine.protocol.errors import ConnectionLost, NoCapableDevice, TaskError
+from ispine.protocol.messages import Result, Scalar
+from ispine.protocol.topics import DEFAULT_ROOT
+from ispine.sdk import answers
+from ispine.sdk.answers import Answer, Outcome, answer_of
+from ispine.sdk.client import AsyncSpine
+from ispine.sdk.pending import Stats
+from ispine.sdk.request import Request, image_bytes
+
+if TYPE_CHECKING:
+    from ispine.models.results import Detection, Hand, Label
+    from ispine.protocol.state import DeviceState
+
+Value = TypeVar("Value")
+_QUEUE = 64
+
+
+class Future(concurrent.futures.Future[Answer]):
+    """The answer to come. `cancel` takes the task back.
+
+    Attributes:
+        task_id: for `ispine why`.
+    """
+
+    def __init__(self, task_id: str, take_back: Callable[[str], None]) -> None:
+        super().__init__()
+        self.task_id = task_id
+        self._take_back = take_back
+
+    def cancel(self) -> bool:
+        """Take the task back; true unless the answer was there already."""
+        if self.done():
+            return False
+        self._take_back(self.task_id)
+        return super().cancel()
+
+    def settle(self, result: Result) -> None:
+        """The outcome came. Called once, by the client."""
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            self.set_result(answer_of(result))
+        except TaskError as error:
+            self.set_exception(error)
+
+
+class Spine:
+    """A wearable's connection to the fleet. Make it with `Spine.connect()`.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="ispine-sdk", daemon=True)
+        self._thread.start()
+        self._is_closed = False
+        self._client: AsyncSpine
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    @classmethod
+    def connect(
+        cls,
+        url: str | None = None,
+        *,
+        client_id: str | None = None,
+        timeout_s: float = 5.0,
+        fallback: str | None = None,
+        root: str = DEFAULT_ROOT,
+    ) -> Self:
+        """Find the hub and connect. See `AsyncSpine.connect`."""
+        spine = cls()
+        try:
+            spine._client = spine._run(
+                AsyncSpine.connect(
+                    url, client_id=client_id, timeout_s=timeout_s, fallback=fallback, root=root
+                )
+            )
+        except BaseException:
+            spine._stop()
+            raise
+        return spine
+
+    def _run(self, work: Coroutine[Any, Any, Value]) -> Value:
+        if self._is_closed:
+            work.close()
+            raise ConnectionLost("expected an open client; this one was closed; connect again")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave. Idempotent."""
+        if not self._is_closed:
+            self._run(self._client.close())
+            self._stop()
+
+    def _stop(self) -> None:
+        self._is_closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    @property
+    def client_id(self) -> str:
+        """How the hub knows this client."""
+        return self._client.client_id
+
+    @property
+    def stats(self) -> Stats:
+        """What happened to the tasks of this client."""
+        return self._client.stats
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the hub can be reached now."""
+        return self._client.is_connected
+
+    @property
+    def endpoint(self) -> str:
+        """Where the hub is; "local" without one."""
+        return self._client.endpoint
+
+    def detect(
+        self,
+        image: object,
+        *,
+        within_ms: float | None = None,
+        model: str | None = None,
+        min_score: float | None = None,
+    ) -> "list[Detection]":
+        """Objects in a picture. See `AsyncSpine.detect`."""
+        options = {"model": model, "min_score": min_score}
+        return answers.detections(self._see("detect", image, within_ms, options))
+
+    def gesture(
+        self, image: object, *, within_ms: float | None = None, min_score: float | None = None
+    ) -> "list[Hand]":
+        """Hands in a picture. See `AsyncSpine.gesture`."""
+        return answers.hands(self._see("gesture", image, within_ms, {"min_score": min_score}))
+
+    def classify(
+        self, image: object, *, within_ms: float | None = None, top: int | None = None
+    ) -> "list[Label]":
+        """What is in the scene. See `AsyncSpine.classify`."""
+        return answers.labels(self._see("classify", image, within_ms, {"top": top}))
+
+    def _see(
+        self,
+        capability: str,
+        image: object,
+        within_ms: float | None,
+        options: Mapping[str, Scalar],
+    ) -> Answer:
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.call(capability, image_bytes(image), within_ms=within_ms, options=given)
+
+    def call(
+        self,
+        capability: str,
+        data: bytes,
+        *,
+        within_ms: float | None = None,
+        content_type: str = "",
+        options: Mapping[str, Scalar] | None = None,
+        durable: bool = False,
+        priority: int = 1,
+        private: bool = False,
+        task_id: str = "",
+    ) -> Answer:
+        """Any capability: bytes in, bytes out. See `AsyncSpine.call`."""
+        request = Request(
+            capability,
+            data,
+            within_ms,
+            content_type,
+            options,
+            durable,
+            priority,
+            private,
+            "",
+            task_id,
+        )
+        if not self._client.has_hub:
+            return self._run(self._client.ask(request))
+        try:
+            return self._begin(request).result()
+        except NoCapableDevice:
+            if not self._client.has_fallback:
+                raise
+            return self._run(self._client.ask_locally(request))
+
+    def submit(
+        self,
+        capability: str,
+        data: object,
+        *,
+        within_ms: float | None = None,
+        content_type: str = "",
+        options: Mapping[str, Scalar] | None = None,
+        durable: bool = False,
+        priority: int = 1,
+        private: bool = False,
+        task_id: str = "",
+    ) -> Future:
+        """Like `call`, without waiting.
+
+        Raises:
+            TaskRejected: the request cannot be; nothing was sent.
+        """
+        body = data if isinstance(data, bytes) else image_bytes(data)
+        return self._begin(
+            Request(
+                capability,
+                body,
+                within_ms,
+                content_type,
+                options,
+                durable,
+                priority,
+                private,
+                "",
+                task_id,
+            )
+        )
+
+    def _begin(self, request: Request) -> Future:
+        if self._is_closed:
+            raise ConnectionLost("expected an open client; this one was closed; connect again")
+        task = request.to_task(self._client.client_id)
+        future = Future(task.task_id, self._take_back)
+        self._loop.call_soon_threadsafe(self._client.begin, task, future.settle)
+        return future
+
+    def _take_back(self, task_id: str) -> None:
+        self._loop.call_soon_threadsafe(self._client.cancel, task_id)
+
+    def stream(
+        self,
+        capability: str,
+        frames: Iterable[object],
+        *,
+        within_ms: float = 500.0,
+        options: Mapping[str, Scalar] | None = None,
+        drop: bool | None = None,
+    ) -> Iterator[Outcome[Answer]]:
+        """Frames in, outcomes out, in order, one each. See `AsyncSpine.stream`."""
+        return self._iterate(
+            lambda: self._client.stream(
+                capability, frames, within_ms=within_ms, options=options, drop=drop
+            )
+        )
+
+    def map(
+        self,
+        capability: str,
+        items: Iterable[object],
+        *,
+        within_ms: float = 60_000.0,
+        options: Mapping[str, Scalar] | None = None,
+        window: int | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> Iterator[Outcome[Answer]]:
+        """Every item once, outcomes in order. See `AsyncSpine.map`."""
+        return self._iterate(
+            lambda: self._client.map(
+                capability,
+                items,
+                within_ms=within_ms,
+                options=options,
+                window=window,
+                progress=progress,
+            )
+        )
+
+    def _iterate(
+        self, make: Callable[[], AsyncIterator[Outcome[Answer]]]
+    ) -> Iterator[Outcome[Answer]]:
+        """Hand what an asynchronous iterator yields over to this thread."""
+        handed: queue.Queue[Outcome[Answer] | BaseException | None] = queue.Queue()
+        places = threading.Semaphore(_QUEUE)
+
+        async def pump() -> None:
+            try:
+                async for outcome in make():
+                    while not places.acquire(blocking=False):  # noqa: ASYNC110 - two threads
+                        await asyncio.sleep(0.002)
+                    handed.put(outcome)
+            except BaseException as error:
+                handed.put(error)
+                raise
+            handed.put(None)
+
+        running = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        try:
+            while (item := handed.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                places.release()
+                yield item
+        finally:
+            running.cancel()
+
+    def devices(self) -> "list[DeviceState]":
+        """The devices that are online."""
+        return self._run(self._client.devices())
+
+    def outcome(self, task_id: str, *, within_ms: float = 2_000.0) -> Answer:
+        """The outcome of an earlier durable task. See `AsyncSpine.outcome`."""
+        return self._run(self._client.outcome(task_id, within_ms=within_ms))
+
+
+__all__ = ["Future", "Spine"]
