@@ -250,9 +250,19 @@ async def test_a_framed_task_gets_one_framed_result(stage: Stage) -> None:
         "box",
         1,
     )
-    assert [event.kind for event in stage.wearable.events] == ["accepted"]
+    assert not stage.wearable.events
     await until(lambda: [order.kind for order in stage.agent.orders] == ["ping", "ack"])
     stage.service.core.check_invariants()
+
+
+async def test_a_task_that_takes_its_time_is_accepted_first(stage: Stage) -> None:
+    stage.agent.hold = True
+    stage.wearable.send("t1")
+    await until(lambda: stage.wearable.events)
+    assert [event.kind for event in stage.wearable.events] == ["accepted"]
+    stage.agent.reply(stage.agent.got[0], "progress")
+    await until(lambda: len(stage.wearable.events) == 2)
+    assert stage.wearable.events[1].kind == "progress"
 
 
 async def test_a_photo_as_it_is_gets_json(stage: Stage) -> None:

@@ -39,7 +39,7 @@ from ispine.scheduler.events import (
     TimePassed,
 )
 from ispine.scheduler.state import CoreState, Subject
-from ispine.scheduler.task import Attempt, TaskKey, TaskRecord
+from ispine.scheduler.task import Attempt, AttemptState, TaskKey, TaskRecord
 from ispine.scheduler.timers import Due
 
 _IN_TRANSIT_NS = 150 * MS
@@ -247,7 +247,8 @@ class SchedulerCore:
                 rescue.take_back(state, device, attempt)
                 continue
             since = attempt.accepted_ns or attempt.accept_by_ns
-            if state.now_ns - max(since, attempt.assigned_ns) > _IN_TRANSIT_NS:
+            is_unwanted = attempt.state is AttemptState.UNWANTED
+            if is_unwanted or state.now_ns - since > _IN_TRANSIT_NS:
                 device.release(attempt, state.now_ns)
                 rescue.requeue(state, attempt, "it no longer has it", is_lost=True)
                 state.fleet.update(device)

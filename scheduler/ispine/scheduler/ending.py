@@ -5,6 +5,7 @@ from ispine.scheduler.actions import (
     CancelAttempt,
     ForgetPayload,
     ForgetResult,
+    ProbeDevice,
     PublishResult,
 )
 from ispine.scheduler.events import ReplyDone
@@ -113,12 +114,16 @@ def note_miss(state: CoreState, attempt: Attempt) -> None:
 
 
 def cancel_attempt(state: CoreState, attempt: Attempt) -> None:
-    """Tell the device to stop; its place stays taken until it says that it is free."""
+    """Tell the device to stop; its place stays taken until it says that it is free.
+
+    It is asked at once: a reply or a heartbeat without the task frees the place.
+    """
     attempt.state = AttemptState.UNWANTED
     client_id, task_id = attempt.task.key
     state.out.append(
         CancelAttempt(state.event_id, task_id, client_id, attempt.device_id, attempt.number)
     )
+    state.out.append(ProbeDevice(state.event_id, attempt.device_id))
 
 
 def forget_results(state: CoreState, keys: list[TaskKey]) -> None:

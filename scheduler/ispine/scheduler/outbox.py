@@ -8,7 +8,6 @@ from ispine.protocol.errors import ConnectionLost, ProtocolError
 from ispine.protocol.ids import Capability, ClientId, DeviceId, TaskId
 from ispine.protocol.link import MAX_PACKET_BYTES, Link
 from ispine.protocol.messages import (
-    AnyMessage,
     Assignment,
     Control,
     Reply,
@@ -16,6 +15,7 @@ from ispine.protocol.messages import (
     TaskEvent,
 )
 from ispine.protocol.plain import result_json
+from ispine.protocol.state import AdminAnswer, dump
 from ispine.protocol.topics import Topics
 from ispine.scheduler.actions import AssignTask, PublishResult
 from ispine.scheduler.leases import Leases
@@ -77,6 +77,10 @@ class Outbox:
         """Tell a device something."""
         self._send(self._topics.control(device_id), self._stamper.frames(message), 1)
 
+    def answer(self, topic: str, answer: AdminAnswer) -> None:
+        """Answer an admin."""
+        self._send(topic, [dump(answer)], 1)
+
     def event(self, client_id: ClientId, message: TaskEvent) -> None:
         """Tell a wearable something about its task."""
         topic = self._topics.event(client_id, TaskId(message.task_id))
@@ -117,10 +121,6 @@ class Outbox:
     def forget(self, key: TaskKey) -> None:
         """Drop a kept result."""
         self._results.pop(key, None)
-
-    def frames_of(self, message: AnyMessage) -> list[bytes]:
-        """The packets of any message."""
-        return self._stamper.frames(message)
 
 
 def too_large(result: Result, message: str) -> Result:

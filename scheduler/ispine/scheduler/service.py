@@ -8,6 +8,7 @@ wake-up. Digests are computed after results are out; the journal works in a thre
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 from ispine.protocol.chunks import Stamper
@@ -15,7 +16,6 @@ from ispine.protocol.clock import boot_ns
 from ispine.protocol.codec import is_frame
 from ispine.protocol.errors import (
     ConnectionLost,
-    ProtocolError,
     RemoteProtocolError,
 )
 from ispine.protocol.ids import (
@@ -27,14 +27,11 @@ from ispine.protocol.ids import (
     new_task_id,
 )
 from ispine.protocol.link import Link, Message
-from ispine.protocol.messages import Cancel, Control, Heartbeat, Reply, Result, TaskEvent
+from ispine.protocol.messages import Control, Reply, Result, TaskEvent
 from ispine.protocol.state import (
-    ONLINE,
     AdminRequest,
-    DeviceState,
     HubInfo,
     dump,
-    parse,
 )
 from ispine.protocol.topics import Topics
 from ispine.scheduler import report
@@ -58,23 +55,15 @@ from ispine.scheduler.config import SchedulerConfig
 from ispine.scheduler.core import SchedulerCore
 from ispine.scheduler.durable import DurableDesk
 from ispine.scheduler.events import (
-    DeviceBeat,
-    DeviceOffline,
-    DeviceOnline,
-    DeviceSeen,
     Event,
     HubStarted,
-    ReplyAccepted,
-    ReplyDone,
-    ReplyFailed,
-    ReplyProgressed,
-    TaskCancelled,
     TaskDigested,
     TimePassed,
 )
 from ispine.scheduler.faults import Faults
-from ispine.scheduler.intake import Arrival, Intake, describe
+from ispine.scheduler.intake import Arrival, Intake
 from ispine.scheduler.leases import Leases
+from ispine.scheduler.listening import Ears
 from ispine.scheduler.outbox import Outbox, refusal, result_of
 from ispine.scheduler.payloads import PayloadStore, StoredTask, digest_of
 from ispine.scheduler.report import Json
@@ -84,7 +73,7 @@ from ispine.scheduler.task import TaskKey
 log = logging.getLogger(__name__)
 
 _DIGEST_AFTER_S = 0.005
-_CHUNK_CHECK_S = 0.1
+_ACCEPTED_AFTER_S = 0.004
 
 
 class SchedulerService:
@@ -116,18 +105,26 @@ class SchedulerService:
         self._outbox = Outbox(link, self._topics, self._stamper, self._leases)
         self._intake = Intake(self._topics)
         self._faults = Faults()
-        self._states: dict[DeviceId, DeviceState] = {}
-        self._desk = AdminDesk(self.core, self.tell, clock, self._states, self._own_stats)
+        self._ears = self._make_ears()
+        self._unsaid: dict[TaskKey, TaskEvent] = {}
         self._undigested: dict[TaskKey, StoredTask] = {}
         self._reply: Reply | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
-        self._chunk_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._term = 1
         self._stopped = asyncio.Event()
-        self._dropped_retained = 0
-        self._bad_leases = 0
+
+    def _make_ears(self) -> Ears:
+        return Ears(
+            self,
+            self._topics,
+            self._intake,
+            self._faults,
+            self._leases,
+            self._outbox,
+            self._clock,
+        )
 
     async def start(self) -> None:
         """Begin to schedule; returns when every subscription stands.
@@ -144,21 +141,22 @@ class SchedulerService:
         recovered = await self._durable.open()
         self._leases = Leases(self._durable.secret)
         self._outbox = Outbox(self._link, self._topics, self._stamper, self._leases)
+        ears = self._ears = self._make_ears()
         self.tell(HubStarted(self._clock()))
         self._link.add_state_listener(self._on_link)
         for topic_filter, handler, qos in (
-            (self._topics.any_state, self._on_state, 1),
-            (self._topics.any_status, self._on_status, 1),
-            (self._topics.any_heartbeat, self._on_heartbeat, 0),
-            (self._topics.any_reply, self._on_reply, 1),
+            (self._topics.any_state, ears.on_state, 1),
+            (self._topics.any_status, ears.on_status, 1),
+            (self._topics.any_heartbeat, ears.on_heartbeat, 0),
+            (self._topics.any_reply, ears.on_reply, 1),
         ):
             await self._link.subscribe(topic_filter, handler, qos=qos)
         for stored, arrival in recovered:
             self._store.put(_key_of(stored), stored)
             self.tell(arrival.event(self._clock(), is_recovered=True))
         for topic_filter, handler, qos in (
-            (self._topics.any_cancel, self._on_cancel, 1),
-            (self._topics.any_admin, self._on_admin, 1),
+            (self._topics.any_cancel, ears.on_cancel, 1),
+            (self._topics.any_admin, ears.on_admin, 1),
             (self._topics.any_task, self._on_task, 1),
         ):
             await self._link.subscribe(topic_filter, handler, qos=qos)
@@ -174,10 +172,10 @@ class SchedulerService:
             if self._link.is_connected:
                 await self._link.unsubscribe(topic_filter)
         self._announce(is_serving=False)
-        for handle in (self._timer, self._chunk_timer):
-            if handle is not None:
-                handle.cancel()
-        self._timer = self._chunk_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._ears.close()
         await self._durable.close()
         self._stopped.set()
 
@@ -241,18 +239,9 @@ class SchedulerService:
         else:
             self._arm()
 
-    def _guarded(self, message: Message, peer: str, where: str, read: Callable[[], None]) -> None:
-        if message.retained and where not in ("state", "status"):
-            self._dropped_retained += 1
-            return
-        try:
-            read()
-        except ProtocolError as error:
-            self._faults.note(peer, error, where)
-
     def _on_task(self, message: Message) -> None:
         if message.retained:
-            self._dropped_retained += 1
+            self._ears.dropped_retained += 1
             return
         try:
             arrival = self._intake.read_task(message, self._clock())
@@ -262,7 +251,7 @@ class SchedulerService:
         if arrival is not None:
             self._take(arrival)
         else:
-            self._watch_chunks()
+            self._ears.watch_chunks()
 
     def _refuse_malformed(self, message: Message, error: RemoteProtocolError) -> None:
         client = self._topics.client_of(message.topic)
@@ -314,126 +303,32 @@ class SchedulerService:
             digest = stored.compute_digest()
             self.tell(TaskDigested(self._clock(), key[1], key[0], digest))
 
-    def _watch_chunks(self) -> None:
-        if self._chunk_timer is None and self._loop is not None and not self._stopped.is_set():
-            self._chunk_timer = self._loop.call_later(_CHUNK_CHECK_S, self._check_chunks)
-
-    def _check_chunks(self) -> None:
-        self._chunk_timer = None
-        of_tasks, of_replies = self._intake.expire(self._clock())
-        for lack in of_tasks:
-            event = TaskEvent("missing", lack.task_id, lack.sender, missing=lack.indices)
-            self._outbox.event(ClientId(lack.sender), event)
-        for lack in of_replies:
-            order = Control("missing", lack.task_id, lack.attempt, missing=lack.indices)
-            self._outbox.control(DeviceId(lack.sender), order)
-        if self._intake.has_unfinished:
-            self._watch_chunks()
-
-    def _on_reply(self, message: Message) -> None:
-        device = message.topic.rsplit("/", 1)[-1]
-        self._guarded(message, device, "reply", lambda: self._read_reply(message))
-
-    def _read_reply(self, message: Message) -> None:
-        device = self._topics.read_device(message.topic)
-        read = self._intake.read_frame(Reply, message, device, self._clock())
-        if read is None:
-            self._watch_chunks()
-            return
-        reply = read[1]
-        if not self._leases.is_valid(
-            reply.lease, reply.client_id, reply.task_id, reply.attempt, device
-        ):
-            self._bad_leases += 1
-            raise RemoteProtocolError(
-                f"expected the lease of attempt {reply.attempt} of {reply.task_id} on {device};"
-                " got another one"
-            )
-        if reply.kind == "missing":
-            self._send_missing(device, reply)
-            return
+    def tell_reply(self, reply: Reply, event: Event) -> None:
+        """Give the core the event of a reply, whose data its result may need."""
         self._reply = reply
         try:
-            self.tell(_event_of(reply, device, self._clock()))
+            self.tell(event)
         finally:
             self._reply = None
 
-    def _send_missing(self, device: DeviceId, reply: Reply) -> None:
+    def send_missing(self, device: DeviceId, reply: Reply) -> None:
+        """Send a device the chunks that it lacks."""
         key = (ClientId(reply.client_id), TaskId(reply.task_id))
         stored = self._store.get(key)
         order = self.core.order_again(key, reply.attempt, device, self._clock())
         if stored is not None and order is not None:
             self._outbox.assign(order, stored, only=reply.missing)
 
-    def _on_heartbeat(self, message: Message) -> None:
-        device = message.topic.rsplit("/", 2)[-2]
-        self._guarded(message, device, "heartbeat", lambda: self._read_heartbeat(message))
-
-    def _read_heartbeat(self, message: Message) -> None:
-        device = self._topics.read_device(message.topic)
-        read = self._intake.read_frame(Heartbeat, message, device, self._clock())
-        if read is not None:
-            head, beat = read
-            self.tell(DeviceBeat(self._clock(), device, head.boot, beat.held))
-
-    def _on_status(self, message: Message) -> None:
-        device = message.topic.rsplit("/", 2)[-2]
-        self._guarded(message, device, "status", lambda: self._read_status(message))
-
-    def _read_status(self, message: Message) -> None:
-        device = self._topics.read_device(message.topic)
-        if message.payload == ONLINE:
-            self.tell(DeviceOnline(self._clock(), device))
-        else:
-            self.tell(DeviceOffline(self._clock(), device))
-
-    def _on_state(self, message: Message) -> None:
-        device = message.topic.rsplit("/", 2)[-2]
-        self._guarded(message, device, "state", lambda: self._read_state(message))
-
-    def _read_state(self, message: Message) -> None:
-        device = self._topics.read_device(message.topic)
-        if not message.payload:
-            self._states.pop(device, None)
-            self.tell(DeviceOffline(self._clock(), device))
-            return
-        state = parse(DeviceState, message.payload)
-        if state.device_id != device:
-            raise RemoteProtocolError(f"expected the state of {device}; got {state.device_id}")
-        self._states[device] = state
-        self.tell(DeviceSeen(self._clock(), device, describe(state)))
-
-    def _on_cancel(self, message: Message) -> None:
-        peer = message.topic.rsplit("/", 2)[-2]
-        self._guarded(message, peer, "cancel", lambda: self._read_cancel(message))
-
-    def _read_cancel(self, message: Message) -> None:
-        client, task_id = self._topics.read_pair(message.topic, "cancel")
-        reason = ""
-        if is_frame(message.payload):
-            read = self._intake.read_frame(Cancel, message, client, self._clock())
-            reason = read[1].reason if read is not None else ""
-        self.tell(TaskCancelled(self._clock(), TaskId(task_id), ClientId(client), reason))
-
-    def _on_admin(self, message: Message) -> None:
-        peer = message.topic.rsplit("/", 2)[-2]
-        self._guarded(message, peer, "admin", lambda: self._read_admin(message))
-
-    def _read_admin(self, message: Message) -> None:
-        admin, request_id = self._topics.read_pair(message.topic, "admin")
-        request = parse(AdminRequest, message.payload)
-        topic = self._topics.answer(admin, request_id)
+    def answer(self, topic: str, request: AdminRequest) -> None:
+        """Answer an admin."""
         if request.verb == "outcome":
-            self._durable.look_up(
-                request, lambda made: self._link.publish(topic, dump(made), qos=1)
-            )
-            return
-        answer = (
-            accept({"hub": self._config.hub_id, "boot": self._boot, "term": self._term})
-            if request.verb == "hello"
-            else self._desk.answer(request)
-        )
-        self._link.publish(topic, dump(answer), qos=1)
+            self._durable.look_up(request, partial(self._outbox.answer, topic))
+        elif request.verb == "hello":
+            me: Json = {"hub": self._config.hub_id, "boot": self._boot, "term": self._term}
+            self._outbox.answer(topic, accept(me))
+        else:
+            desk = AdminDesk(self.core, self.tell, self._clock, self._ears.states, self._own_stats)
+            self._outbox.answer(topic, desk.answer(request))
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -482,6 +377,7 @@ class SchedulerService:
                 assert_never(action)
 
     def _publish_result(self, action: PublishResult) -> None:
+        self._unsaid.pop((action.client_id, action.task_id), None)
         stored = self._store.get((action.client_id, action.task_id))
         result = result_of(action, self._reply if action.status == "done" else None)
         is_plain = stored is not None and stored.is_plain
@@ -501,10 +397,23 @@ class SchedulerService:
         )
 
     def _publish_event(self, action: PublishEvent) -> None:
-        stored = self._store.get((action.client_id, action.task_id))
-        if stored is None or not stored.is_plain:
-            event = TaskEvent(action.kind, action.task_id, action.client_id, action.progress)
+        key = (action.client_id, action.task_id)
+        stored = self._store.get(key)
+        if stored is not None and stored.is_plain:
+            return
+        event = TaskEvent(action.kind, action.task_id, action.client_id, action.progress)
+        if action.kind != "accepted" or self._loop is None:
             self._outbox.event(action.client_id, event)
+            return
+        if not self._unsaid:
+            self._loop.call_later(_ACCEPTED_AFTER_S, self._say_accepted)
+        self._unsaid[key] = event
+
+    def _say_accepted(self) -> None:
+        """Say `accepted` for tasks that were not answered meanwhile, which says the same."""
+        unsaid, self._unsaid = self._unsaid, {}
+        for key, event in unsaid.items():
+            self._outbox.event(key[0], event)
 
     def _forget_payload(self, action: ForgetPayload) -> None:
         """Drop an input; its digest is still wanted, but not now."""
@@ -528,8 +437,8 @@ class SchedulerService:
         return {
             "malformed": self._faults.total,
             "malformed_by": faults,
-            "bad_leases": self._bad_leases,
-            "dropped_retained": self._dropped_retained,
+            "bad_leases": self._ears.bad_leases,
+            "dropped_retained": self._ears.dropped_retained,
             "unsent": self._outbox.unsent,
             "payload_bytes": self._store.held_bytes,
             "payloads": len(self._store),
@@ -541,29 +450,3 @@ class SchedulerService:
 
 def _key_of(stored: StoredTask) -> TaskKey:
     return ClientId(stored.task.client_id), TaskId(stored.task.task_id)
-
-
-def _event_of(reply: Reply, device: DeviceId, now_ns: int) -> Event:
-    """The event of a reply whose lease is valid."""
-    task_id, client_id, attempt = TaskId(reply.task_id), ClientId(reply.client_id), reply.attempt
-    match reply.kind:
-        case "accepted":
-            return ReplyAccepted(now_ns, task_id, client_id, device, attempt)
-        case "progress":
-            return ReplyProgressed(now_ns, task_id, client_id, device, attempt, reply.progress)
-        case "done":
-            return ReplyDone(
-                now_ns,
-                task_id,
-                client_id,
-                device,
-                attempt,
-                len(reply.data),
-                reply.variant,
-                reply.queue_ms,
-                reply.compute_ms,
-            )
-        case _:
-            return ReplyFailed(
-                now_ns, task_id, client_id, device, attempt, reply.code, reply.message
-            )
