@@ -2,7 +2,7 @@
 
 import typer
 
-from ispine.cli import serve
+from ispine.cli import demo, serve
 
 app = typer.Typer(
     name="ispine",
@@ -10,7 +10,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for _command in (serve.up, serve.hub, serve.broker, serve.scheduler, serve.agent):
+for _command in (serve.up, serve.hub, serve.broker, serve.scheduler, serve.agent, demo.demo):
     app.command()(_command)
 
 

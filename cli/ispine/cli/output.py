@@ -4,11 +4,14 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import NoReturn, ParamSpec
+from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 import typer
 
 from ispine.protocol.errors import IspineError, TaskError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Json = object
 P = ParamSpec("P")
@@ -28,7 +31,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     Console().print(make_table(columns, rows, title))
 
 
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> object:
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
+) -> "Table":
     """The table itself, for a live display."""
     from rich.markup import escape
     from rich.table import Table
