@@ -114,6 +114,7 @@ class Device:
         refused_until_ns: it gave work back; it gets none until then.
         said_goodbye_ns: when it went offline by its own word, 0 while it is there.
         most_held: most that it may hold since its description changed last.
+        overhead_ns: time of a slot between two tasks, beside computing.
         strikes: wrong answers and failures, fading with good answers.
         misses: late attempts in a row that were given up without an answer.
         probes_left: good answers until it is trusted again, 0 outside probation.
@@ -153,6 +154,7 @@ class Device:
     battery: Reading = field(default_factory=lambda: Reading(20.0))
     link: LinkEstimate = field(default_factory=LinkEstimate)
     accept: TimeEstimate = field(default_factory=lambda: TimeEstimate(2e6))
+    overhead_ns: float = 0.0
     calibration: Calibration = field(default_factory=Calibration)
     answered: int = 0
     failed: int = 0
@@ -188,7 +190,7 @@ class Device:
         estimate = rung.estimate
         deviation = max(estimate.deviation_ns + self.link.base.deviation_ns, _LEAST_DEVIATION_NS)
         service = estimate.mean_ns
-        pace = service / (self.slots * skill.parallel)
+        pace = (service + self.overhead_ns) / (self.slots * skill.parallel)
         rung.numbers = (service, service + rung.load_ns, pace, deviation)
         return rung.numbers
 

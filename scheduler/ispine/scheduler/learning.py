@@ -20,6 +20,8 @@ _JUDGED = 16
 _STRIKES = 3.0
 _FORGIVEN = 0.25
 _MISSES = 8
+_WAITED_NS = 0.5 * MS
+"""A task that waited longer than this on the device began when the one before it ended."""
 
 
 def learn(state: CoreState, device: Device, attempt: Attempt, reply: ReplyDone) -> None:
@@ -36,6 +38,9 @@ def learn(state: CoreState, device: Device, attempt: Attempt, reply: ReplyDone) 
         waited = wall - computed
     skill.named(reply.variant or attempt.variant).estimate.add(computed, now)
     device.link.add(attempt.task.size_bytes, wall - waited - computed, now)
+    if waited > _WAITED_NS and device.slots * skill.parallel == 1:
+        between = min(max(now - device.epoch_ns - computed, 0.0), computed + 5 * MS)
+        device.overhead_ns += 0.1 * (between - device.overhead_ns)
     device.learned()
     if skill.batch > 1:
         _learn_parallel(device, skill, computed, now - max(device.epoch_ns, attempt.assigned_ns))

@@ -272,7 +272,7 @@ def _make_attempt(
         rung.name,
         now,
         expected,
-        rung.estimate.mean_ns,
+        rung.estimate.mean_ns + chosen.device.overhead_ns,
         chosen.deviation_ns,
         lease_ends_ns=expected + int(max(8 * chosen.deviation_ns, config.lease_floor_ns)),
         accept_by_ns=now + int(_accept_within_ns(state, chosen, task.size_bytes)),
