@@ -37,7 +37,11 @@ MODULES = (
     "replies",
     "rescue",
 )
-TESTS = ("tests/unit/test_scheduler_core.py", "tests/property/test_scheduler_machine.py")
+TESTS = (
+    "tests/unit/test_scheduler_parts.py",
+    "tests/unit/test_scheduler_core.py",
+    "tests/property/test_scheduler_machine.py",
+)
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
     ast.LtE: ast.Gt,
