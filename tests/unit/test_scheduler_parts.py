@@ -317,6 +317,31 @@ def test_nobody_came_within_the_grace() -> None:
     assert codes(core, TimePassed(due)) == ["no_capable_device"]
 
 
+def test_a_durable_task_waits_for_a_device_until_its_deadline() -> None:
+    core = SchedulerCore()
+    core.handle(HubStarted(START))
+    event = submitted("t", START + 1)
+    core.handle(
+        TaskSubmitted(
+            event.now_ns,
+            event.task_id,
+            event.client_id,
+            WORK,
+            100,
+            event.deadline_ns,
+            "durable",
+            is_recovered=True,
+        )
+    )
+    found: list[str] = []
+    while core.state.open:
+        due = core.next_wakeup_ns
+        assert due is not None
+        found += codes(core, TimePassed(due))
+    assert found == ["expired"]
+    assert core.state.now_ns == event.deadline_ns
+
+
 def test_every_final_reply_is_acknowledged_known_or_not() -> None:
     core = with_device("a")
     core.handle(submitted("t"))

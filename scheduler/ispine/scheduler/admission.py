@@ -163,7 +163,7 @@ def may_wait(state: CoreState, task: TaskRecord) -> bool:
     grace_ends = max(state.started_ns, last) + state.config.grace_ns
     if "suspect" in blocks or (passing and state.now_ns < grace_ends):
         return True
-    if (task.is_durable or task.is_recovered) and (blocks or task.attempts):
+    if task.is_recovered or (task.is_durable and blocks):
         return True
     refuse_no_device(state, task)
     return False
@@ -189,8 +189,13 @@ def refuse_no_device(state: CoreState, task: TaskRecord) -> None:
 
 
 def grace_due(state: CoreState, task: TaskRecord) -> None:
-    """Look whether a waiting task still has somebody to wait for."""
-    if task.is_decided or not task.is_waiting or state.fleet.has_usable(task.lane):
+    """Look whether a waiting task still has somebody to wait for.
+
+    A durable task was promised to be kept: it waits until its deadline.
+    """
+    if task.is_decided or not task.is_waiting or task.is_durable:
+        return
+    if state.fleet.has_usable(task.lane):
         return
     if may_wait(state, task):
         state.timers.add(state.now_ns + state.config.grace_ns, Due.GRACE, task)
