@@ -16,6 +16,7 @@ from ispine.scheduler.actions import (
     PublishResult,
     RefuseDuplicate,
     RepeatResult,
+    ReportDevice,
 )
 from ispine.scheduler.config import MS, SECOND, CoreConfig
 from ispine.scheduler.core import SchedulerCore
@@ -241,6 +242,29 @@ def test_a_late_answer_is_hedged_once_and_the_loser_cancelled() -> None:
     assert statuses(world) == [("t", "done", "")]
     cancels = [action for action in world.actions if isinstance(action, CancelAttempt)]
     assert [(action.device_id, action.attempt) for action in cancels] == [("a", 1)]
+
+
+def test_a_lease_ends_when_another_device_can_still_make_it() -> None:
+    config = CoreConfig(hedge_share=0.0, hedge_burst=0.0)
+    world = make_world(make_device("a", 20), make_device("b", 25), config=config)
+    world.devices[DeviceId("a")].service[WORK] = lambda _: 3000.0 * MS
+    start = world.now_ns
+    world.submit("t", within_ns=2 * SECOND)
+    world.run(start + 5 * SECOND)
+    assert [(o.device_id, o.is_hedge) for _, o in world.given] == [("a", False), ("b", False)]
+    assert 165 * MS <= world.given[1][0] - start <= 260 * MS
+    assert statuses(world) == [("t", "done", "")]
+    cancels = [action for action in world.actions if isinstance(action, CancelAttempt)]
+    assert [(action.device_id, action.attempt) for action in cancels] == [("a", 1)]
+
+
+def test_a_lease_is_longer_where_nobody_else_can_make_it() -> None:
+    world = make_world(make_device("a", 20))
+    world.devices[DeviceId("a")].service[WORK] = lambda _: 1000.0 * MS
+    world.submit("t", within_ns=2 * SECOND)
+    world.run(world.now_ns + 5 * SECOND)
+    assert [(o.device_id, o.attempt) for _, o in world.given] == [("a", 1)]
+    assert statuses(world) == [("t", "done", "")]
 
 
 def test_hedges_stay_in_the_budget() -> None:
@@ -509,6 +533,8 @@ def test_a_device_that_fails_what_others_solve_is_quarantined_and_probed() -> No
         world.submit(f"t{index}")
         world.run(world.now_ns + 100 * MS)
     assert report.standing(device_of(world, "bad")) == "ready"
+    told = [a.standing for a in world.actions if isinstance(a, ReportDevice)]
+    assert told[-3:] == ["quarantined", "probation", "trusted"]
 
 
 def test_refuted_answers_quarantine() -> None:
