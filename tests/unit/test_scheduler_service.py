@@ -431,6 +431,19 @@ async def test_a_lost_assignment_is_sent_again(stage: Stage) -> None:
     assert json_stat(stage, "resent") == 1
 
 
+async def test_a_result_waits_for_the_link(stage: Stage) -> None:
+    stage.agent.hold = True
+    stage.wearable.send("t1", ttl_ms=100)
+    await until(lambda: stage.agent.got)
+    link = stage.service._link
+    assert isinstance(link, MemoryLink)
+    link.cut()
+    await until(lambda: stage.service.stats()["expired"] == 1)
+    assert not stage.wearable.results
+    link.restore()
+    assert (await stage.wearable.result("t1")).status == "expired"
+
+
 async def test_duplicated_messages_change_nothing(stage: Stage) -> None:
     stage.broker.fault = lambda message: [message, message]
     for index in range(20):

@@ -40,14 +40,17 @@ class Outbox:
         self._stamper = stamper
         self._leases = leases
         self._results: dict[TaskKey, list[bytes]] = {}
+        self._owed: dict[TaskKey, None] = {}
         self.unsent = 0
 
-    def _send(self, topic: str, payloads: Iterable[bytes], qos: int) -> None:
+    def _send(self, topic: str, payloads: Iterable[bytes], qos: int) -> bool:
         try:
             for payload in payloads:
                 self._link.publish(topic, payload, qos=qos)
         except ConnectionLost:
             self.unsent += 1
+            return False
+        return True
 
     def assign(
         self, action: AssignTask, stored: StoredTask, only: Iterable[int] | None = None
@@ -92,7 +95,8 @@ class Outbox:
         payloads = self._payloads(result, is_plain)
         if keep:
             self._results[key] = payloads
-        self._send(self._topics.result(*key), payloads, 1)
+        if not self._send(self._topics.result(*key), payloads, 1) and keep:
+            self._owed[key] = None
 
     def _payloads(self, result: Result, is_plain: bool) -> list[bytes]:
         if not is_plain:
@@ -121,6 +125,13 @@ class Outbox:
     def forget(self, key: TaskKey) -> None:
         """Drop a kept result."""
         self._results.pop(key, None)
+        self._owed.pop(key, None)
+
+    def pay_debts(self) -> None:
+        """Publish the results that could not be published while the link was down."""
+        owed, self._owed = self._owed, {}
+        for key in owed:
+            self.repeat(key)
 
 
 def too_large(result: Result, message: str) -> Result:

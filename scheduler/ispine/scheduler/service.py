@@ -7,7 +7,7 @@ wake-up. Digests are computed after results are out; the journal works in a thre
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import assert_never
 
@@ -83,6 +83,7 @@ class SchedulerService:
         link: is connected by `start` when it is not yet; never closed here.
         config: settings.
         clock: returns `boot_ns`; a parameter for tests.
+        more_stats: counters of the broker beside it, for the admin verb `stats`.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class SchedulerService:
         config: SchedulerConfig | None = None,
         *,
         clock: Callable[[], int] = boot_ns,
+        more_stats: Callable[[], Mapping[str, int | float]] | None = None,
     ) -> None:
         self._link = link
+        self._more_stats = more_stats
         self._config = config or SchedulerConfig()
         self._clock = clock
         self._topics = Topics(self._config.root)
@@ -210,6 +213,7 @@ class SchedulerService:
         log.info("link changed", extra={"is_connected": is_connected})
         if is_connected:
             self._announce(is_serving=True)
+            self._outbox.pay_debts()
 
     def tell(self, event: Event) -> None:
         """Give the core an event and carry out what it decides."""
@@ -433,6 +437,10 @@ class SchedulerService:
                 self._loop.call_soon(self._digest_some)
 
     def _own_stats(self) -> dict[str, Json]:
+        more = dict(self._more_stats()) if self._more_stats is not None else {}
+        return {**self._service_stats(), **more}
+
+    def _service_stats(self) -> dict[str, Json]:
         faults: list[Json] = [dict(row) for row in self._faults.rows()]
         return {
             "malformed": self._faults.total,
