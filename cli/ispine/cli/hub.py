@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ispine.broker import BrokerConfig, engine_for
+from ispine.broker import BrokerConfig, Engine, engine_for
 from ispine.cli.running import say_ready, until_told_to_stop
 from ispine.protocol.discovery import Announcement
 from ispine.protocol.link import Link
@@ -65,13 +65,16 @@ async def run_hub(options: HubOptions) -> None:
         await engine.start()
         try:
             link = await engine.attach(options.hub_id)
-            await _schedule(link, options, engine.url, stopped)
+            await _schedule(link, options, engine, stopped)
         finally:
             await engine.stop()
 
 
-async def _schedule(link: Link, options: HubOptions, url: str, stopped: asyncio.Event) -> None:
-    service = SchedulerService(link, scheduler_config(options, url))
+async def _schedule(
+    link: Link, options: HubOptions, engine: Engine, stopped: asyncio.Event
+) -> None:
+    url = engine.url
+    service = SchedulerService(link, scheduler_config(options, url), more_stats=engine.stats)
     await service.start()
     announcement = await _announce(options, url) if options.announce else None
     try:

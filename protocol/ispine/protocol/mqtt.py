@@ -247,6 +247,13 @@ class MqttLink:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def abandon(self) -> None:
+        """Cut the connection without a goodbye, as a crash would; for tests and self-tests."""
+        self._closing = True
+        sock = self.raw_socket
+        if sock is not None:
+            sock.shutdown(socket.SHUT_RDWR)
+
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> None:
         """See `ispine.protocol.link.Link.publish`."""
         check_topic(topic)
