@@ -30,6 +30,8 @@ from ispine.scheduler.timers import Due
 
 _MAX_LEVELS = 16
 _LOOK_BEHIND = 8
+_MOST_PASSED = 16
+"""Wearables in a row for which nothing can be done; then the others are not tried either."""
 
 
 def dispatch(state: CoreState) -> None:
@@ -45,7 +47,7 @@ def dispatch(state: CoreState) -> None:
         served = _serve(state, pick)
         if served is _Served.YES and not fleet.open(pick.lane.capability):
             served = _Served.LANE_STUCK
-        if served is _Served.LANE_STUCK:
+        if served is _Served.LANE_STUCK or len(passed) >= _MOST_PASSED:
             blocked.add(pick.lane)
         elif served is _Served.WEARABLE_STUCK:
             passed.add((pick.client_id, pick.lane))
