@@ -743,3 +743,93 @@ def test_online_without_a_state_gets_nothing() -> None:
     core = SchedulerCore()
     core.handle(DeviceOnline(1, DeviceId("a")))
     assert core.state.fleet.devices[DeviceId("a")].block == "has not described itself"
+
+
+def test_a_task_does_not_wait_for_ever_for_a_fast_device_that_hangs() -> None:
+    config = CoreConfig(hedge_share=0.0, hedge_burst=0.0, lease_floor_ns=60 * SECOND)
+    world = make_world(make_device("fast", 10), make_device("slow", 60), config=config)
+    world.devices[DeviceId("fast")].service[WORK] = lambda _: 1e15
+    start = world.now_ns
+    submit_all(world, 3)
+    world.run(start + SECOND)
+    slow = [when for when, order in world.given if order.device_id == "slow"]
+    assert slow
+    assert slow[0] - start <= 150 * MS
+
+
+def test_a_hedge_comes_at_sixty_percent_of_a_short_deadline() -> None:
+    world = make_world(make_device("a", 40), make_device("b", 45))
+    world.devices[DeviceId("a")].service[WORK] = lambda _: 500.0 * MS
+    start = world.now_ns
+    world.submit("t", within_ns=120 * MS)
+    world.run(start + SECOND)
+    hedge = next(when for when, order in world.given if order.is_hedge)
+    assert hedge - start == pytest.approx(72 * MS, abs=1 * MS)
+    assert statuses(world) == [("t", "done", "")]
+
+
+def test_throttling_that_makes_everything_late_is_learned() -> None:
+    world = make_world(make_device("a", 20))
+    world.devices[DeviceId("a")].service[WORK] = lambda _: 200.0 * MS
+    for index in range(6):
+        world.at(
+            world.now_ns + index * 250 * MS,
+            partial(world.submit, f"t{index}", within_ns=120 * MS),
+        )
+    world.run(world.now_ns + 3 * SECOND)
+    assert statuses(world)[0][2] == "expired"
+    assert statuses(world)[-1][2] == "too_busy"
+
+
+def test_a_heartbeat_frees_the_place_of_what_the_device_no_longer_has() -> None:
+    world = make_world(make_device("a", 50))
+    submit_all(world, 3)
+    device = device_of(world, "a")
+    world.tell(TaskCancelled(world.now_ns, TaskId("t1"), ClientId("wearable")))
+    assert len(device.held) == 2
+    world.tell(DeviceBeat(world.now_ns, DeviceId("a"), 1, ("t0",)))
+    assert [attempt.task.task_id for attempt in device.held] == ["t0", "t2"]
+
+
+def test_more_slots_wait_less() -> None:
+    world = make_world(make_device("a", 40, slots=2))
+    submit_all(world, 3)
+    device = device_of(world, "a")
+    assert device.wait_ns(world.core.state.now_ns) == pytest.approx(60 * MS, rel=0.05)
+    assert device.wait_ns(world.core.state.now_ns + 30 * MS) == pytest.approx(30 * MS, rel=0.1)
+    assert device.wait_ns(world.core.state.now_ns + 70 * MS) == pytest.approx(50 * MS, rel=0.1)
+
+
+def test_chunks_are_sent_again_only_for_an_open_attempt_of_that_device() -> None:
+    world = make_world(make_device("a", 40), make_device("b", 400))
+    world.submit("t")
+    core, key = world.core, (ClientId("wearable"), TaskId("t"))
+    order = core.order_again(key, 1, DeviceId("a"), world.now_ns)
+    assert order is not None
+    assert (order.attempt, order.device_id, order.is_resent) == (1, "a", True)
+    assert core.order_again(key, 1, DeviceId("b"), world.now_ns) is None
+    assert core.order_again(key, 2, DeviceId("a"), world.now_ns) is None
+    assert core.order_again(key, 1, DeviceId("a"), world.now_ns + 61 * SECOND) is None
+    assert core.order_again((key[0], TaskId("x")), 1, DeviceId("a"), world.now_ns) is None
+
+
+def test_a_pinned_variant() -> None:
+    variants = (VariantOffer("fp32", 100.0 * MS), VariantOffer("int8", 20.0 * MS, 0.9))
+    world = make_world(make_device("a", variants=variants))
+    event = submitted(world, "t")
+    for name, expected in (("int8", "int8"), ("fp32", "fp32")):
+        values = [getattr(event, field) for field in TaskSubmitted.__slots__]
+        values[1], values[11] = TaskId(name), name
+        world.tell(TaskSubmitted(*values))
+        assert world.given[-1][1].variant == expected
+        world.run(world.now_ns + SECOND)
+    values[1], values[11] = TaskId("none"), "fp16"
+    world.tell(TaskSubmitted(*values))
+    assert statuses(world)[-1][2] == "no_capable_device"
+
+
+def test_heat_rises_between_the_temperatures() -> None:
+    told = DeviceDescription(temp_c=70, temp_soft_c=60, temp_hard_c=80)
+    world = make_world(make_device("a", telemetry=told))
+    assert device_of(world, "a").heat(world.now_ns, CoreConfig()) == pytest.approx(0.5)
+    assert device_of(world, "a").price == pytest.approx(1.5)

@@ -108,7 +108,7 @@ def _close(state: CoreState, task: TaskRecord, action: PublishResult, size_bytes
 
 def note_miss(state: CoreState, attempt: Attempt) -> None:
     """Remember that a device let an attempt become late and gave no answer (see `learning`)."""
-    late = attempt.accepted_ns and state.now_ns > attempt.expected_ns + 4 * attempt.deviation_ns
+    late = attempt.accepted_ns and state.now_ns > attempt.expected_ns + attempt.deviation_ns
     if late and attempt.state is AttemptState.ACTIVE:
         state.missed.append(attempt)
 
