@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx
 
-from ispine.models import layouts
+from ispine.models import hand_layouts, layouts
 from ispine.models.manifest import Manifest, Stage, Variant, write_manifest
 
 LABELS = Path(__file__).parent / "labels"
@@ -26,7 +26,7 @@ def nanodet(net: onnx.ModelProto) -> onnx.ModelProto:
     names = {output.name.removesuffix(":0"): output.name for output in net.graph.output}
     classes = [names[name] for name in ("Identity", "Identity_1", "Identity_2")]
     boxes = [names[name] for name in ("Identity_3", "Identity_4", "Identity_5")]
-    return layouts.wrap_nanodet(net, layouts.NANODET_416, classes, boxes)
+    return layouts.wrap_nanodet(net, layouts.NANODET_416, classes, boxes, 80, 11)
 
 
 def ssd(net: onnx.ModelProto) -> onnx.ModelProto:
@@ -43,12 +43,12 @@ def lite0(net: onnx.ModelProto) -> onnx.ModelProto:
 
 def palm(net: onnx.ModelProto) -> onnx.ModelProto:
     """MediaPipe palm detection."""
-    return layouts.wrap_palm(net, "Identity", "Identity_1")
+    return hand_layouts.wrap_palm(net, "Identity", "Identity_1")
 
 
 def hand(net: onnx.ModelProto) -> onnx.ModelProto:
     """MediaPipe hand landmarks, the light one."""
-    return layouts.wrap_hand(net, "Identity", "Identity_1", "Identity_2")
+    return hand_layouts.wrap_hand(net, "Identity", "Identity_1", "Identity_2")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ RECIPES = (
             "gesture",
             "hand-21",
             "MediaPipe palm detection (full) and hand landmarks (lite); PyPI mediapipe 0.10.21",
-            0,
+            960,
         ),
         {
             "int8": (

@@ -1,4 +1,4 @@
-"""Write the reference answers: every model's fp32 variant on the photographs of the package.
+"""Write the reference answers: every model's fp32 variant on the pictures of the package.
 
 python models/tools/make_golden.py models/optional models/ispine/models/data/golden.json
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ispine.models.capability import RuntimeConfig, discover
 from ispine.models.catalogue import Catalogue
-from ispine.models.photos import demo_photos
+from ispine.models.photos import reference_pictures
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
             photo.name: json.loads(
                 capability.run(photo.data, variant="fp32", options={"model": model.id}).data
             )
-            for photo in demo_photos()
+            for photo in reference_pictures()
         }
     target.write_text(json.dumps(answers, indent=1) + "\n")
 

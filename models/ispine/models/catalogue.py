@@ -44,6 +44,11 @@ class Model:
         """Of the model."""
         return self.manifest.id
 
+    def goes_with(self, manifest: Manifest) -> bool:
+        """Whether variants of that manifest can stand in for those of this model."""
+        mine = (self.manifest.capability, self.manifest.label_set)
+        return mine == (manifest.capability, manifest.label_set)
+
     def labels(self) -> tuple[str, ...]:
         """Names by class number; empty for a model without classes.
 
@@ -101,7 +106,7 @@ class Catalogue:
         return cls((shipped_dir(), model_dir or user_dir()))
 
     def _read(self, folder: Path) -> None:
-        for path in sorted(folder.glob(f"*/{FILE}")):
+        for path in sorted(folder.glob(f"[!.]*/{FILE}")):
             try:
                 self._add(read_manifest(path.parent), path.parent)
             except ModelUnavailable as error:
@@ -109,6 +114,12 @@ class Catalogue:
 
     def _add(self, manifest: Manifest, folder: Path) -> None:
         known = self._models.get(manifest.id)
+        if known is not None and not known.goes_with(manifest):
+            raise ModelUnavailable(
+                f"expected {manifest.id} in {folder} to have the capability and label set of the"
+                f" model of that name; it has {manifest.capability} and {manifest.label_set};"
+                " give it another id"
+            )
         found = tuple((variant, folder) for variant in manifest.variants)
         if known is not None:
             names = {variant.name for variant, _ in known.variants}

@@ -13,7 +13,6 @@ class ClassifyCapability(VisionCapability):
     """The most likely labels. Options: `top` (1 to 5), `model`."""
 
     name = "classify"
-    stages = ("classify",)
     option_names = ("top",)
 
     def answer(

@@ -16,7 +16,6 @@ class DetectCapability(VisionCapability):
     """Boxes, labels and scores. Options: `min_score` (0 to 1), `max_results`, `model`."""
 
     name = "detect"
-    stages = ("detect",)
     option_names = ("min_score", "max_results")
 
     def answer(

@@ -8,6 +8,7 @@ from ispine.models.catalogue import Model
 from ispine.models.gestures import name_gesture
 from ispine.models.images import DecodedImage
 from ispine.models.options import share, whole
+from ispine.models.photos import drawn_hand
 from ispine.models.results import GestureResult, Hand, Source
 from ispine.models.vision import VisionCapability
 
@@ -25,7 +26,6 @@ class GestureCapability(VisionCapability):
     """Hands with 21 landmarks. Options: `min_score` (0 to 1), `max_hands` (1 to 8), `model`."""
 
     name = "gesture"
-    stages = ("palm", "hand")
     option_names = ("min_score", "max_hands")
 
     def answer(
@@ -49,6 +49,10 @@ class GestureCapability(VisionCapability):
                 hands.append(_hand(found, score, image))
         hands.sort(key=lambda hand: -hand.score)
         return GestureResult(tuple(hands), source)
+
+    def sample(self) -> bytes:
+        """A picture with a hand, so that both stages are warmed and timed."""
+        return drawn_hand().data
 
 
 def rounded_box(box: Any) -> tuple[float, float, float, float]:

@@ -21,13 +21,26 @@ PREFERENCE = (
 
 
 def available_providers() -> tuple[str, ...]:
-    """Execution providers that onnxruntime offers here, the preferred one first."""
+    """Execution providers of iSpine's list that onnxruntime offers here, preferred one first."""
+    offered = offered_providers()
+    return tuple(name for name in PREFERENCE if name in offered)
+
+
+def offered_providers() -> frozenset[str]:
+    """Every execution provider that onnxruntime offers here; none without onnxruntime."""
     try:
         import onnxruntime
     except ImportError:
-        return ()
-    offered = set(onnxruntime.get_available_providers())
-    return tuple(name for name in PREFERENCE if name in offered)
+        return frozenset()
+    return frozenset(onnxruntime.get_available_providers())
+
+
+def candidate_providers(wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """Providers worth a try beside the CPU: those the owner wants, else those of the list."""
+    if wanted is None:
+        return tuple(name for name in available_providers() if name != CPU)
+    offered = offered_providers()
+    return tuple(name for name in wanted if name in offered and name != CPU)
 
 
 def check_digest(path: Path, sha256: str) -> bytes:
@@ -40,12 +53,12 @@ def check_digest(path: Path, sha256: str) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise ModelUnavailable(
-            f"expected the model file {path.name}; {error.strerror}; install the model again"
+            f"expected the model file {path}; {error.strerror}; install the model again"
         ) from error
     seen = hashlib.sha256(data).hexdigest()
     if seen != sha256:
         raise ModelUnavailable(
-            f"expected {path.name} with SHA-256 {sha256[:12]}…; got {seen[:12]}…;"
+            f"expected {path} with SHA-256 {sha256[:12]}…; got {seen[:12]}…;"
             " the file is damaged or another one; install the model again"
         )
     return data
@@ -55,17 +68,25 @@ class Session:
     """One loaded graph; safe for several threads at once.
 
     Args:
-        data: the ONNX file.
+        data: the ONNX file; external data is never looked for, since no path is given.
         name: for messages.
         threads: of one run.
         providers: in order of preference.
+
+    Raises:
+        ModelUnavailable: onnxruntime is missing, or refuses the file.
     """
 
     def __init__(
         self, data: bytes, name: str, *, threads: int = 1, providers: Sequence[str] = (CPU,)
     ) -> None:
-        import onnxruntime
-
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ModelUnavailable(
+                f"expected onnxruntime to run {name}; {error};"
+                " install it with: pip install 'ispine[agent]'"
+            ) from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -76,7 +97,7 @@ class Session:
             self._session: Any = onnxruntime.InferenceSession(
                 data, options, providers=list(providers)
             )
-        except Exception as error:
+        except Exception as error:  # onnxruntime's errors share no base class
             raise ModelUnavailable(
                 f"expected {name} to load; {type(error).__name__}: {str(error)[:160]};"
                 " the file is no ONNX model that runs here"
@@ -92,8 +113,9 @@ class Session:
         """
         try:
             answers = self._session.run(self._outputs, dict(inputs))
-        except Exception as error:
+        except Exception as error:  # onnxruntime's errors share no base class
             raise ExecutionFailed(
-                f"expected {self._name} to run; {type(error).__name__}: {str(error)[:160]}"
+                f"expected {self._name} to run; {type(error).__name__}: {str(error)[:160]};"
+                " check the model with: ispine models verify"
             ) from error
         return dict(zip(self._outputs, answers, strict=True))
