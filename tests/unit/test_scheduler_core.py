@@ -204,6 +204,23 @@ def test_a_thawed_device_works_again() -> None:
     assert world.given[0][1].device_id == "fast"
 
 
+def test_a_freeze_is_not_taken_for_a_slow_link() -> None:
+    world = make_world(make_device("fresh", 10), make_device("other", 10))
+    device_of(world, "fresh").link.count = 0
+    world.freeze(DeviceId("fresh"))
+    submit_all(world, 40)
+    world.run(world.now_ns + 400 * MS)
+    world.thaw(DeviceId("fresh"))
+    world.run(world.now_ns + 5 * SECOND)
+    assert len(world.results) == 40
+    assert device_of(world, "fresh").link.base.mean_ns < 20 * MS
+    world.given.clear()
+    for index in range(10):
+        world.submit(f"again{index}")
+    world.run(world.now_ns + SECOND)
+    assert {order.device_id for _, order in world.given} == {"fresh", "other"}
+
+
 def test_an_idle_frozen_device_costs_one_rescue() -> None:
     world = make_world(make_device("fast", 10), make_device("slow", 40))
     world.freeze(DeviceId("fast"))

@@ -226,10 +226,10 @@ class SchedulerCore:
         goodbye = device.said_goodbye_ns
         if not device.is_online and (not goodbye or state.now_ns - goodbye > _GOODBYE_NS):
             self._come_online(device)
-        self._hear(device)
-        self._measure(device)
         if device.suspect_until_ns:
             rescue.end_suspicion(state, device)
+        self._hear(device)
+        self._measure(device)
         if device.refused_until_ns and device.refused_until_ns <= state.now_ns:
             device.refused_until_ns = 0
             rescue.refresh(state, device)

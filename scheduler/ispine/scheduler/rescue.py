@@ -198,6 +198,8 @@ def end_suspicion(state: CoreState, device: Device) -> None:
     device.suspect_until_ns = 0
     device.is_silent = False
     device.pinged_ns = 0
+    # How long it was frozen says nothing about the link: the old question is void.
+    device.probed_ns = 0
     _stand(state, device, "trusted", "it gave a sign of life")
     state.needs_dispatch = True
     for attempt in device.held:
