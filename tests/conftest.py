@@ -62,6 +62,14 @@ def fleet() -> Iterator[Fleet]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def module_fleet() -> Iterator[Fleet]:
+    """Like `fleet`, for all tests of a module that do no harm to it."""
+    made = Fleet()
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def echo_fleet(fleet: Fleet) -> Fleet:
     """A hub and one agent that echoes."""

@@ -75,11 +75,16 @@ def ask(port: int, topic: str, *arguments: str, client: str = "glasses-1") -> di
         return answer_of(child)
 
 
+@pytest.fixture(scope="module")
+def detecting(module_fleet: Any) -> Any:
+    module_fleet.start_hub()
+    module_fleet.start_agent("a1", "--capability", "detect", "--capability", "echo")
+    return module_fleet
+
+
 @pytest.fixture
-def port(fleet: Any) -> int:
-    fleet.start_hub()
-    fleet.start_agent("a1", "--capability", "detect", "--capability", "echo")
-    number: int = fleet.port
+def port(detecting: Any) -> int:
+    number: int = detecting.port
     return number
 
 
@@ -92,11 +97,15 @@ def test_a_photograph_is_answered_in_json(port: int, photos: Any, tmp_path: Path
     assert told["result"]["detections"][0]["label"] == "person"
 
 
-def test_a_json_task_with_an_id_is_answered_under_that_id(port: int, photos: Any) -> None:
+def test_a_json_task_with_an_id_is_answered_under_that_id(
+    port: int, photos: Any, tmp_path: Path
+) -> None:
     body = {"data": base64.b64encode(photos["coffee"]).decode(), "ttl_ms": 10_000}
     body["options"] = {"min_score": 0.5}
+    file = tmp_path / "task.json"
+    file.write_text(json.dumps(body))
     with listening(port, "ispine/results/glasses-1/my-task") as child:
-        send(port, "ispine/tasks/detect/glasses-1/my-task", "-m", json.dumps(body))
+        send(port, "ispine/tasks/detect/glasses-1/my-task", "-f", str(file))
         told = answer_of(child)
     assert (told["task_id"], told["status"]) == ("my-task", "done")
     assert told["result"]["detections"][0]["label"] == "cup"
@@ -163,11 +172,11 @@ def test_a_bad_file_gets_an_error_within_a_second(
 
 
 def test_sixty_megabytes_close_the_connection_and_harm_nobody(
-    port: int, fleet: Any, tmp_path: Path
+    port: int, detecting: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "huge.jpg"
     file.write_bytes(b"\xff\xd8\xff\xe0" + bytes(60_000_000))
-    with Spine.connect(fleet.url) as other:
+    with Spine.connect(detecting.url) as other:
         topic = "ispine/tasks/detect/glasses-1"
         ran = subprocess.run(
             ["mosquitto_pub", "-p", str(port), "-t", topic, "-f", str(file)],
@@ -182,7 +191,7 @@ def test_sixty_megabytes_close_the_connection_and_harm_nobody(
     assert ran.returncode != 0 or b"rror" in ran.stderr
     from ispine.cli.asking import ask as ask_hub
 
-    assert ask_hub(fleet.url, "stats")["closed: packet too large"] >= 1
+    assert ask_hub(detecting.url, "stats")["closed: packet too large"] >= 1
 
 
 def test_a_task_for_nobody_says_so(port: int) -> None:
@@ -198,7 +207,7 @@ def test_a_bad_id_in_a_topic_is_answered_where_it_can_be(port: int, level: str) 
     assert "letters, digits" in told["error"]["message"]
 
 
-def test_nonsense_on_every_topic_stops_nothing(port: int, fleet: Any) -> None:
+def test_nonsense_on_every_topic_stops_nothing(port: int, detecting: Any) -> None:
     client = paho.Client(paho.CallbackAPIVersion.VERSION2)
     client.connect("127.0.0.1", port)
     client.loop_start()
@@ -225,6 +234,6 @@ def test_nonsense_on_every_topic_stops_nothing(port: int, fleet: Any) -> None:
             client.publish(f"ispine/{topic}", payload, 1)
     client.loop_stop()
     client.disconnect()
-    with Spine.connect(fleet.url) as spine:
+    with Spine.connect(detecting.url) as spine:
         for number in range(20):
             assert spine.call("echo", bytes([number]), within_ms=5000).data == bytes([number])
