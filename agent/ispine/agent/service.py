@@ -386,12 +386,18 @@ class AgentService:
         assert self._loop is not None
         loop = self._loop
         capability = self._capabilities[work.assignment.capability]
+        if capability.is_instant and self._config.slowdown == 1:
+            loop.call_soon(self._run_instant, key, capability, work)
+            return
 
         def run() -> None:
             reply = self._run(capability, work)
             loop.call_soon_threadsafe(self._on_run_end, key, reply)
 
         self._executor.submit(run)
+
+    def _run_instant(self, key: Key, capability: CapabilityImpl, work: _Work) -> None:
+        self._on_run_end(key, self._run(capability, work))
 
     def _run(self, capability: CapabilityImpl, work: _Work) -> Reply:
         """In the executor: run one task and put the outcome into a reply."""

@@ -87,6 +87,10 @@ class CapabilityImpl(Protocol):
     def max_batch(self) -> int:
         """Tasks that one run can take together."""
 
+    @property
+    def is_instant(self) -> bool:
+        """Whether a run takes so little that handing it to another thread would cost more."""
+
     def load(self) -> None:
         """Load and warm every variant that will be served. Blocks.
 
@@ -125,6 +129,7 @@ class CallableCapability:
 
     idempotent = True
     max_batch = 1
+    is_instant = False
 
     def __init__(self, name: str, function: Callable[[bytes], bytes], sample: bytes = b"") -> None:
         self.name = name
@@ -174,6 +179,8 @@ class CallableCapability:
 
 class EchoCapability(CallableCapability):
     """Answers what it got; option `reply_bytes` cuts the answer."""
+
+    is_instant = True
 
     def __init__(self) -> None:
         super().__init__("echo", bytes, b"ispine")
@@ -226,7 +233,7 @@ def load_callable(spec: str) -> Callable[[bytes], bytes]:
         target: object = importlib.import_module(module_name)
         for part in path.split("."):
             target = getattr(target, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"expected to import {spec!r}; {type(error).__name__}: {error};"
             " check the spelling and that the module is on PYTHONPATH"
@@ -246,13 +253,18 @@ def discover() -> dict[str, Factory]:
     CapabilityImpl. It is imported only when its factory is called. Built-in names win.
     """
     found: dict[str, Factory] = {
-        point.name: partial(_from_entry_point, point) for point in entry_points(group=GROUP)
+        point.name: partial(from_entry_point, point) for point in entry_points(group=GROUP)
     }
     found.update(detect=_detect, gesture=_gesture, classify=_classify, echo=_echo)
     return found
 
 
-def _from_entry_point(point: EntryPoint, config: RuntimeConfig) -> CapabilityImpl:
+def from_entry_point(point: EntryPoint, config: RuntimeConfig) -> CapabilityImpl:
+    """Make what an entry point names.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
     target = load_callable(point.value)
     if isinstance(target, type):
         return cast("Factory", target)(config)

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from ispine.protocol.errors import TaskRejected
 from ispine.protocol.plain import sniff
 
-__all__ = ["MAX_IMAGE_BYTES", "MAX_PIXELS", "MAX_SIDE", "check_image", "image_size", "sniff"]
+__all__ = [
+    "MAX_IMAGE_BYTES",
+    "MAX_PIXELS",
+    "MAX_SIDE",
+    "check_image",
+    "image_size",
+    "jpeg_segments",
+    "sniff",
+]
 
 MAX_IMAGE_BYTES = 8 * 1024 * 1024
 MAX_PIXELS = 40_000_000
@@ -71,7 +79,7 @@ def _png_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    for marker, start in _jpeg_segments(data):
+    for marker, start in jpeg_segments(data):
         if marker in _FRAME_MARKERS:
             if len(data) < start + 7:
                 return None
@@ -80,7 +88,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
     """Each marker and where its length field stands, until the picture data begins."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:

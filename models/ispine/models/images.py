@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ispine.models.headers import MAX_IMAGE_BYTES, MAX_PIXELS, MAX_SIDE, check_image, sniff
+from ispine.models.exif import orientation, split_jpeg
+from ispine.models.headers import (
+    MAX_IMAGE_BYTES,
+    MAX_PIXELS,
+    MAX_SIDE,
+    check_image,
+    image_size,
+    sniff,
+)
 from ispine.protocol.errors import TaskRejected
 
 if TYPE_CHECKING:
@@ -38,7 +46,6 @@ __all__ = [
 ]
 
 _FORMATS = ("JPEG", "PNG", "WEBP")
-_ORIENTATION = 0x0112
 _DECODE_ERRORS = (
     OSError,
     SyntaxError,
@@ -126,36 +133,35 @@ def _decode(data: bytes, at_least: int | None) -> tuple[Image.Image, bool]:
     """The upright RGB picture, and whether its sides were swapped."""
     from PIL import Image
 
+    exif, is_jpeg = b"", sniff(data) == "image/jpeg"
+    if is_jpeg:
+        data, exif = split_jpeg(data)
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         # Pillow's own header reader and ours must agree, or a limit could be walked around.
-        if image.size != check_image(data):
+        if image.size != image_size(data):
             raise ValueError("the header states two sizes")
-        orientation = _orientation(image)
-        if at_least and image.format == "JPEG":
+        if at_least and is_jpeg:
             image.draft("RGB", (at_least, at_least))
         image.load()
+        turn = orientation(exif or _exif_of(image))
         rgb = _to_rgb(image)
     if at_least:
         factor = min(rgb.size) // at_least
         rgb = rgb.reduce(factor) if factor > 1 else rgb
-    method = _UPRIGHT.get(orientation)
+    method = _UPRIGHT.get(turn)
     if method is None:
         return rgb, False
-    return rgb.transpose(Image.Transpose(method)), orientation >= 5
+    return rgb.transpose(Image.Transpose(method)), turn in _SIDES_SWAPPED
 
 
 # EXIF orientation to the Pillow transposition that undoes it (values of Image.Transpose).
 _UPRIGHT = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+_SIDES_SWAPPED = (5, 6, 7, 8)
 
 
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 to 8; 1 where there is none or it cannot be read."""
-    try:
-        value = image.getexif().get(_ORIENTATION, 1)
-    except _DECODE_ERRORS:
-        # A damaged EXIF block says nothing about the pixels: they are shown as stored.
-        return 1
-    return value if isinstance(value, int) else 1
+def _exif_of(image: Image.Image) -> bytes:
+    block = image.info.get("exif", b"")
+    return block if isinstance(block, bytes) else b""
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -32,6 +32,7 @@ class VisionCapability:
     option_names: tuple[str, ...] = ()
     idempotent = True
     max_batch = 1
+    is_instant = False
 
     def __init__(self, config: RuntimeConfig) -> None:
         self._config = config

@@ -158,16 +158,6 @@ class AsyncSpine:
         return self._link is not None and self._link.is_connected
 
     @property
-    def has_hub(self) -> bool:
-        """Whether there is a hub at all; without one everything runs here."""
-        return self._link is not None
-
-    @property
-    def has_fallback(self) -> bool:
-        """Whether tasks may run on this machine."""
-        return self._local is not None
-
-    @property
     def endpoint(self) -> str:
         """Where the hub is; "local" without one."""
         return "local" if self._link is None else self._link.endpoint
@@ -296,10 +286,6 @@ class AsyncSpine:
             return
         frame = self._stamper.frames(Cancel(task_id, self.client_id))[0]
         self._say(self._topics.cancel(self.client_id, TaskId(task_id)), frame, qos=1)
-
-    async def ask_locally(self, request: Request) -> Answer:
-        """Run one request on this machine."""
-        return await self._run_locally(request.to_task(self.client_id))
 
     async def _run_locally(self, task: Task) -> Answer:
         if self._local is None:

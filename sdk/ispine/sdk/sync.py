@@ -7,12 +7,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ispine.protocol.errors import ConnectionLost, NoCapableDevice, TaskError
+from ispine.protocol.errors import ConnectionLost, TaskError
 from ispine.protocol.messages import Result, Scalar
 from ispine.protocol.topics import DEFAULT_ROOT
 from ispine.sdk import answers
 from ispine.sdk.answers import Answer, Outcome, answer_of
 from ispine.sdk.client import AsyncSpine
+from ispine.sdk.driver import LoopDriver
 from ispine.sdk.pending import Stats
 from ispine.sdk.request import Request, image_bytes
 
@@ -60,16 +61,9 @@ class Spine:
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="ispine-sdk", daemon=True)
-        self._thread.start()
+        self._driver = LoopDriver()
         self._is_closed = False
         self._client: AsyncSpine
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        self._loop.close()
 
     @classmethod
     def connect(
@@ -98,7 +92,7 @@ class Spine:
         if self._is_closed:
             work.close()
             raise ConnectionLost("expected an open client; this one was closed; connect again")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._driver.run(work)
 
     def __enter__(self) -> Self:
         return self
@@ -114,8 +108,7 @@ class Spine:
 
     def _stop(self) -> None:
         self._is_closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._driver.close()
 
     @property
     def client_id(self) -> str:
@@ -197,14 +190,7 @@ class Spine:
             "",
             task_id,
         )
-        if not self._client.has_hub:
-            return self._run(self._client.ask(request))
-        try:
-            return self._begin(request).result()
-        except NoCapableDevice:
-            if not self._client.has_fallback:
-                raise
-            return self._run(self._client.ask_locally(request))
+        return self._run(self._client.ask(request))
 
     def submit(
         self,
@@ -245,11 +231,17 @@ class Spine:
             raise ConnectionLost("expected an open client; this one was closed; connect again")
         task = request.to_task(self._client.client_id)
         future = Future(task.task_id, self._take_back)
-        self._loop.call_soon_threadsafe(self._client.begin, task, future.settle)
+
+        def ended(result: Result) -> None:
+            self._driver.unhold()
+            future.settle(result)
+
+        self._driver.post(self._client.begin, task, ended)
+        self._driver.hold()
         return future
 
     def _take_back(self, task_id: str) -> None:
-        self._loop.call_soon_threadsafe(self._client.cancel, task_id)
+        self._driver.post(self._client.cancel, task_id)
 
     def stream(
         self,
@@ -307,7 +299,8 @@ class Spine:
                 raise
             handed.put(None)
 
-        running = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        running = asyncio.run_coroutine_threadsafe(pump(), self._driver.loop)
+        self._driver.hold()
         try:
             while (item := handed.get()) is not None:
                 if isinstance(item, BaseException):
@@ -316,6 +309,7 @@ class Spine:
                 yield item
         finally:
             running.cancel()
+            self._driver.unhold()
 
     def devices(self) -> "list[DeviceState]":
         """The devices that are online."""
