@@ -4,6 +4,7 @@ import asyncio
 import errno
 import socket
 from collections import OrderedDict
+from typing import cast
 
 from ispine.broker.connection import Connection, Memory
 from ispine.broker.core import BrokerCore
@@ -111,7 +112,8 @@ class TcpPeer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the socket, or close it where a limit is reached."""
-        assert isinstance(transport, asyncio.Transport)
+        # Not asserted: uvloop's transports are no subclasses of asyncio's.
+        transport = cast("asyncio.Transport", transport)
         self._transport = transport
         peer = transport.get_extra_info("peername")
         address = str(peer[0]) if peer else ""
