@@ -106,6 +106,5 @@ def _hand(found: Mapping[str, Any], score: float, image: DecodedImage) -> Hand:
         min(max(max(xs), 0.0), image.width),
         min(max(max(ys), 0.0), image.height),
     )
-    # The net was trained on mirrored pictures: towards 1 it saw what looks like a right hand there.
-    handedness = "left" if float(found["handedness"][0]) > 0.5 else "right"
+    handedness = "right" if float(found["handedness"][0]) > 0.5 else "left"
     return Hand(handedness, score, name_gesture(marks), marks, box)

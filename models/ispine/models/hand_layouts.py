@@ -83,7 +83,7 @@ def wrap_hand(net: onnx.ModelProto, points: str, presence: str, handedness: str)
     Inputs are `image` and `crop`, float32 [2, 3]: the affine map from pixels of the 224 square to
     pixels of the picture, which turns the hand upright. Pixels outside repeat the edge. Answers
     `landmarks` [21, 3] in pixels of the picture (z scaled alike), `presence` and `handedness`
-    [1], 0 to 1 (handedness towards 1 is a right hand in a mirrored picture).
+    [1], 0 to 1 (handedness towards 1 is a right hand in a picture that is not mirrored).
     """
     wrap = Wrapper(net)
     image = wrap.input("image", TensorProto.UINT8, ["height", "width", 3])

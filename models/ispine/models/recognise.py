@@ -74,6 +74,7 @@ def complete(model: onnx.ModelProto, task: str, classes: int) -> onnx.ModelProto
     """
     if _is_complete(model, task):
         return model
+    free_names(model)
     net = read_net(model, classes)
     tries = _DETECTORS if task == "detect" else (_classifier,)
     for attempt in tries:
@@ -93,6 +94,20 @@ def _is_complete(model: onnx.ModelProto, task: str) -> bool:
     outputs = {output.name for output in model.graph.output}
     wanted = {"labels", "scores"} | ({"boxes"} if task == "detect" else set())
     return inputs == ["image"] and outputs == wanted
+
+
+def free_names(model: onnx.ModelProto) -> None:
+    """Rename the net's own tensors that are called like those of the finished graph; in place."""
+    taken = {name: f"net/{name}" for name in ("image", "boxes", "labels", "scores")}
+    graphs = [model.graph]
+    while graphs:
+        graph = graphs.pop()
+        for tensor in (*graph.initializer, *graph.input, *graph.output, *graph.value_info):
+            tensor.name = taken.get(tensor.name, tensor.name)
+        for node in graph.node:
+            node.input[:] = [taken.get(name, name) for name in node.input]
+            node.output[:] = [taken.get(name, name) for name in node.output]
+            graphs += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
 
 
 def _true_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
