@@ -73,6 +73,7 @@ from ispine.scheduler.task import TaskKey
 log = logging.getLogger(__name__)
 
 _DIGEST_AFTER_S = 0.005
+_ACKNOWLEDGE_AFTER_S = 0.002
 _ACCEPTED_AFTER_S = 0.004
 
 
@@ -395,10 +396,15 @@ class SchedulerService:
 
     def _acknowledge(self, action: AcknowledgeReply) -> None:
         order = Control("ack", action.task_id, action.attempt)
-        self._durable.after_decision(
-            (action.client_id, action.task_id),
-            lambda: self._outbox.control(action.device_id, order),
-        )
+
+        def send() -> None:
+            # The device can wait for it, the wearable not for the result: first things first.
+            if self._loop is not None:
+                self._loop.call_later(
+                    _ACKNOWLEDGE_AFTER_S, self._outbox.control, action.device_id, order
+                )
+
+        self._durable.after_decision((action.client_id, action.task_id), send)
 
     def _publish_event(self, action: PublishEvent) -> None:
         key = (action.client_id, action.task_id)
