@@ -192,3 +192,14 @@ def test_credentials_are_read_and_never_shown() -> None:
     parsed = parse_url("mqtts://me:s%40cret@hub.local")
     assert (parsed.username, parsed.password, parsed.port) == ("me", "s@cret", 8883)
     assert "cret" not in str(parsed)
+
+
+async def test_a_publish_in_the_moment_of_the_loss_is_a_lost_connection(broker: Mosquitto) -> None:
+    link = MqttLink(f"mqtt://127.0.0.1:{broker.port}")
+    await link.connect()
+    broker.stop()
+    with pytest.raises(ConnectionLost):
+        # The loop has not run since: only a failing write can tell.
+        for _ in range(200):
+            link.publish("a/b", bytes(1000))
+    await link.close()

@@ -264,9 +264,12 @@ class MqttLink:
             self.dropped += 1
             return
         sent = self._client.publish(topic, payload, qos, retain)
+        if sent.rc == MQTTErrorCode.MQTT_ERR_NO_CONN:
+            # paho knows it before its callback has told this link.
+            raise ConnectionLost(f"expected a connection to {self._url}; it is down; try again")
         if sent.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
             self.dropped += 1
-        elif sent.rc not in (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN):
+        elif sent.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise LocalProtocolError(f"publish failed: {paho.error_string(sent.rc)}")
         elif qos == 0 and not sent.is_published():
             self._unsent.setdefault(sent.mid, deque()).append(len(payload))
