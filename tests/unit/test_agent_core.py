@@ -82,8 +82,8 @@ def test_what_is_late_is_not_run() -> None:
     give(core, 1)
     give(core, 2, deadline_ns=10 * MS)
     actions = core.handle(RunFinished(20 * MS, key(1)))
-    assert [type(action) for action in actions] == [SendFinal, Refuse]
-    refusal = actions[1]
+    assert [type(action) for action in actions] == [Refuse, SendFinal]
+    refusal = actions[0]
     assert isinstance(refusal, Refuse)
     assert refusal.code == "expired"
     assert core.counters.expired == 1
@@ -111,13 +111,25 @@ def test_an_owners_rule_gives_back_what_has_not_begun() -> None:
     assert give(core, 4) == [StartRun(key(4), 0)]
 
 
-def test_a_cancelled_task_is_dropped_or_ends_without_a_word() -> None:
+def test_a_cancelled_task_is_given_back_when_its_slot_is_really_free() -> None:
     core = AgentCore(AgentLimits(slots=1))
     give(core, 1)
     give(core, 2)
-    assert core.handle(AttemptCancelled(MS, "t2", 1)) == [Forget(key(2))]
+    assert core.handle(AttemptCancelled(MS, "t2", 1)) == [
+        Refuse(key(2), "cancelled", "taken back before it ran")
+    ]
     assert core.handle(AttemptCancelled(MS, "t1", 1)) == []
-    assert core.handle(RunFinished(2 * MS, key(1))) == [Forget(key(1))]
+    assert core.handle(RunFinished(2 * MS, key(1))) == [
+        Refuse(key(1), "cancelled", "taken back while it ran")
+    ]
+
+
+def test_the_next_run_begins_before_the_last_one_is_answered() -> None:
+    core = AgentCore(AgentLimits(slots=1))
+    give(core, 1)
+    give(core, 2)
+    actions = core.handle(RunFinished(MS, key(1)))
+    assert [type(action) for action in actions] == [StartRun, SendFinal]
 
 
 def test_a_reply_is_repeated_until_it_is_acknowledged_and_then_given_up() -> None:

@@ -211,7 +211,7 @@ class AgentCore:
                 if self._kept.pop(key, None) is not None:
                     self._out.append(Forget(key))
             case AttemptCancelled(_, task_id, attempt):
-                self._on_cancelled(task_id, attempt)
+                self._on_cancelled(event.now_ns, task_id, attempt)
             case WillingnessChanged(now_ns, refusal):
                 self._on_willingness(now_ns, refusal)
             case TimePassed(now_ns):
@@ -305,14 +305,16 @@ class AgentCore:
             return
         if held.is_overrun:
             self._out.append(ReportSlots(self.lost_slots))
+        # The next run begins before this one is answered: encoding takes a while.
+        self._start_runs(now_ns)
         if held.is_cancelled:
-            self._out.append(Forget(key))
+            self._refuse(now_ns, key, "cancelled", "taken back while it ran")
             return
         self.counters.ran += 1
         self._keep(now_ns, key)
         self._out.append(SendFinal(key))
 
-    def _on_cancelled(self, task_id: str, attempt: int) -> None:
+    def _on_cancelled(self, now_ns: int, task_id: str, attempt: int) -> None:
         for key, held in list(self._held.items()):
             if key[1] != task_id or (attempt and key[2] != attempt) or held.is_cancelled:
                 continue
@@ -322,7 +324,7 @@ class AgentCore:
                 held.accept_at_ns = 0
             else:
                 del self._held[key]
-                self._out.append(Forget(key))
+                self._refuse(now_ns, key, "cancelled", "taken back before it ran")
 
     def _on_willingness(self, now_ns: int, refusal: str) -> None:
         self.refusal = refusal
