@@ -274,6 +274,13 @@ def test_settings_say_where_they_come_from(tmp_path: Path) -> None:
     assert run("config", "show", ISPINE_CONFIG=str(file)).returncode == 1
 
 
+def test_the_settings_file_names_the_hub(fleet_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'url = "{fleet_url}"\n')
+    told = json.loads(run("devices", "--json", ISPINE_CONFIG=str(file)).stdout)
+    assert [row["device"] for row in told] == ["lap"]
+
+
 def test_up_restarts_what_dies_and_stops_cleanly(free_port: int) -> None:
     import psutil
 

@@ -34,8 +34,46 @@ app.add_typer(service.app, name="service")
 
 
 def main() -> None:
-    """Entry point of the command `ispine`."""
-    app()
+    """Entry point of the command `ispine`: options left out come from the settings."""
+    app(default_map=_defaults())
+
+
+def _defaults() -> dict[str, dict[str, str]]:
+    """The settings file's URL and models folder, for every command that has such an option."""
+    from ispine.cli.settings import config_file
+
+    if not config_file().is_file():
+        return {}
+    return _from_settings()
+
+
+def _from_settings() -> dict[str, dict[str, str]]:
+    from ispine.cli.settings import load
+    from ispine.protocol.errors import ConfigError
+
+    try:
+        settings = load()
+    except ConfigError as error:
+        # `config show` explains it; the other commands go on without the file.
+        typer.echo(f"ispine: {error}", err=True)
+        return {}
+    values = {"url": settings.url, "models": str(settings.models_dir or "")}
+    given = {name: value for name, value in values.items() if value}
+    return dict.fromkeys(_WITH_URL, given)
+
+
+_WITH_URL = (
+    "agent",
+    "scheduler",
+    "run",
+    "devices",
+    "tasks",
+    "why",
+    "drain",
+    "resume",
+    "capacity",
+    "doctor",
+)
 
 
 if __name__ == "__main__":
