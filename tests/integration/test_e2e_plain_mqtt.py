@@ -50,8 +50,7 @@ def listening(port: int, topic: str, count: int = 1) -> Iterator[subprocess.Pope
     try:
         yield child
     finally:
-        if child.poll() is None:
-            child.terminate()
+        child.kill()
         child.wait(5)
         child.stdout.close()
 

@@ -77,6 +77,12 @@ class _Work:
     waited_ms: float = 0.0
     reply: Reply | None = None
 
+    def renew(self, assignment: Assignment) -> None:
+        """The same attempt, issued again under another lease."""
+        self.assignment = assignment
+        if self.reply is not None:
+            self.reply = replace(self.reply, lease=assignment.lease)
+
 
 class AgentService:
     """Serves the capabilities of one device on one link.
@@ -274,8 +280,12 @@ class AgentService:
         link_ms = gauge.delay_ms(head.sent_ns, now_ns) if head.sent_ns else 0.0
         key = (assignment.client_id, assignment.task_id, assignment.attempt)
         self._stamper.term = max(self._stamper.term, head.term)
-        if key not in self._work:
+        known = self._work.get(key)
+        if known is None:
             self._work[key] = _Work(assignment, head.trace, min(link_ms, 1e6))
+        elif known.assignment.lease != assignment.lease:
+            # A hub that started again asks anew: the answer there is goes under the new lease.
+            known.renew(assignment)
         deadline_ns = now_ns + assignment.ttl_ms * 1_000_000
         self._tell(AssignmentReceived(now_ns, key, deadline_ns, assignment.priority))
 
@@ -432,7 +442,7 @@ class AgentService:
     def _on_run_end(self, key: Key, reply: Reply) -> None:
         work = self._work.get(key)
         if work is not None:
-            work.reply = reply
+            work.reply = replace(reply, lease=work.assignment.lease)
         self._tell(RunFinished(self._clock(), key))
 
     def _send_accepted(self, key: Key) -> None:
