@@ -7,10 +7,10 @@ import time
 import pytest
 
 from ispine.protocol.errors import TaskRejected
-from ispine.protocol.messages import Result, Task
+from ispine.protocol.messages import Result, Task, TaskEvent
 from ispine.sdk.driver import LINGER_S, LoopDriver
 from ispine.sdk.flow import LARGEST, Window
-from ispine.sdk.pending import MS, Pending
+from ispine.sdk.pending import MS, EndTask, Pending, SendTask
 from ispine.sdk.request import Request
 
 
@@ -22,51 +22,61 @@ def done(name: str = "t1") -> Result:
     return Result(name, "c1", "done")
 
 
+def sent(pending: Pending, now_ns: int) -> list[str]:
+    actions = pending.time_passed(now_ns)
+    pending.check_invariants()
+    return [action.task.task_id for action in actions if isinstance(action, SendTask)]
+
+
 def test_a_task_is_sent_once_more_if_nobody_took_it() -> None:
     pending = Pending()
-    pending.opened(task(), 0)
-    assert pending.should_resend("t1", 90 * MS)
-    assert not pending.should_resend("t1", 200 * MS)
+    pending.submitted(task(), 0)
+    assert sent(pending, 90 * MS) == ["t1"]
+    assert sent(pending, 200 * MS) == []
     assert pending.stats.resent == 1
 
 
 def test_an_accepted_task_is_not_sent_again() -> None:
     pending = Pending()
-    pending.opened(task(), 0)
-    pending.accepted("t1")
-    assert not pending.should_resend("t1", 90 * MS)
+    pending.submitted(task(), 0)
+    pending.event_heard(TaskEvent("accepted", "t1", "c1"), 5 * MS)
+    assert sent(pending, 90 * MS) == []
 
 
 def test_a_second_outcome_is_counted_and_dropped() -> None:
     pending = Pending()
-    pending.opened(task(), 0)
-    assert pending.finished(done(), 5 * MS) is not None
-    assert pending.finished(done(), 6 * MS) is None
+    pending.submitted(task(), 0)
+    assert pending.result_heard(done(), 5 * MS) == [EndTask(done())]
+    assert pending.result_heard(done(), 6 * MS) == []
     assert (pending.stats.answered, pending.stats.duplicates, pending.stats.late) == (1, 1, 0)
 
 
 def test_an_outcome_after_the_end_is_late_once_then_a_duplicate() -> None:
     pending = Pending()
-    pending.opened(task(), 0)
-    assert pending.gave_up("t1") is not None
-    pending.finished(done(), 900 * MS)
-    pending.finished(done(), 901 * MS)
+    pending.submitted(task(), 0)
+    actions = pending.time_passed(700 * MS)
+    assert [type(action) for action in actions] == [EndTask]
+    pending.result_heard(done(), 900 * MS)
+    pending.result_heard(done(), 901 * MS)
     assert (pending.stats.expired_here, pending.stats.late, pending.stats.duplicates) == (1, 1, 1)
 
 
 def test_open_tasks_are_asked_for_again_while_they_matter() -> None:
     pending = Pending()
-    pending.opened(task("soon", 100), 0)
-    pending.opened(task("later", 10_000), 0)
-    assert [entry.task.task_id for entry in pending.reconnected(200 * MS)] == ["later"]
+    pending.submitted(task("soon", 100), 0)
+    pending.submitted(task("later", 10_000), 0)
+    again = pending.reconnected(200 * MS)
+    assert [action.task.task_id for action in again if isinstance(action, SendTask)] == ["later"]
 
 
 def test_a_slow_link_waits_longer_before_it_sends_again() -> None:
     pending = Pending()
-    assert pending.resend_after_ns() == 80 * MS
-    pending.opened(task(), 0)
-    pending.finished(done(), 200 * MS)
-    assert pending.resend_after_ns() == 600 * MS
+    pending.submitted(task(), 0)
+    assert pending.next_due_ns == 80 * MS
+    pending.result_heard(done(), 200 * MS)
+    pending.time_passed(1000 * MS)
+    pending.submitted(task("t2", 5000), 1000 * MS)
+    assert pending.next_due_ns == 1600 * MS
 
 
 def test_the_window_follows_rate_and_round_trip() -> None:

@@ -1,10 +1,17 @@
 """What the caller gets back."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ispine.protocol.errors import TaskError, task_error
-from ispine.protocol.messages import Result
+from ispine.protocol.errors import (
+    ExecutionFailed,
+    IspineError,
+    TaskCancelled,
+    TaskError,
+    task_error,
+)
+from ispine.protocol.messages import Result, ResultStatus, Task
 
 if TYPE_CHECKING:
     from ispine.models.results import Detection, Hand, Label
@@ -85,6 +92,51 @@ def error_of(result: Result) -> TaskError:
     )
     message = result.message or f"the task ended as {result.status}"
     return task_error(code, message, task_id=result.task_id, fields=result.fields)
+
+
+_STATUS: dict[str, ResultStatus] = {
+    "expired": "expired",
+    "cancelled": "cancelled",
+    "execution_failed": "failed",
+    "model_unavailable": "failed",
+}
+
+
+def refusal(task: Task, error: IspineError) -> Result:
+    """The outcome of a task that this machine ends with an error."""
+    fields = error.fields if isinstance(error, TaskError) else {}
+    scalars = {k: v for k, v in fields.items() if v is None or isinstance(v, str | int | float)}
+    status = _STATUS.get(error.code, "rejected")
+    return Result(task.task_id, task.client_id, status, error.code, str(error), scalars)
+
+
+def result_here(task: Task, done: "asyncio.Task[Answer]") -> Result:
+    """The outcome of a task that ran, or should have run, on this machine."""
+    if done.cancelled():
+        return refusal(task, TaskCancelled("expected an answer; the client closed first"))
+    error = done.exception()
+    if error is not None:
+        known = (
+            error
+            if isinstance(error, IspineError)
+            else ExecutionFailed(
+                f"expected {task.capability} to answer here; {type(error).__name__}: {error}"
+            )
+        )
+        return refusal(task, known)
+    answer = done.result()
+    return Result(
+        task.task_id,
+        task.client_id,
+        "done",
+        data=answer.data,
+        content_type=answer.content_type,
+        variant=answer.variant,
+        attempts=answer.attempts,
+        queue_ms=answer.queue_ms,
+        compute_ms=answer.compute_ms,
+        total_ms=answer.total_ms,
+    )
 
 
 def detections(answer: Answer) -> "list[Detection]":

@@ -1,13 +1,11 @@
-"""The asyncio client: requests to messages, messages to outcomes."""
+"""The asyncio client: calls to the core's events, its actions to publishes and outcomes."""
 
 import asyncio
+import json
 import logging
-import os
-import re
 import secrets
-import socket
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, assert_never
 
 from ispine.protocol.chunks import Reassembler, Stamper
 from ispine.protocol.clock import boot_ns
@@ -15,19 +13,26 @@ from ispine.protocol.codec import decode
 from ispine.protocol.errors import (
     ConfigError,
     ConnectionLost,
-    DeadlineExceeded,
     NoCapableDevice,
     ProtocolError,
+    RemoteProtocolError,
+    TaskCancelled,
+    TaskRejected,
 )
-from ispine.protocol.ids import Capability, ClientId, TaskId, check_id, new_boot_id
+from ispine.protocol.ids import ClientId, check_id, new_boot_id
 from ispine.protocol.link import Link, Message
-from ispine.protocol.messages import Cancel, Chunk, Result, Scalar, Task, TaskEvent
+from ispine.protocol.messages import Chunk, Result, Scalar, Task, TaskEvent
 from ispine.protocol.topics import DEFAULT_ROOT, Topics
 from ispine.sdk import answers
-from ispine.sdk.answers import Answer, Outcome, answer_of
-from ispine.sdk.pending import GRACE_NS, Pending, Stats
-from ispine.sdk.request import IMAGE_CAPABILITIES, Request, image_bytes
-from ispine.sdk.streaming import map_items, stream_frames
+from ispine.sdk.answers import Answer, Outcome, answer_of, refusal, result_here
+from ispine.sdk.connecting import check_client_id, check_timeout, default_client_id, open_link
+from ispine.sdk.fleet import FleetView
+from ispine.sdk.media import payload_aside, payload_of, raw_bytes
+from ispine.sdk.pending import Action, EndTask, Pending, SendCancel, SendTask, Stats
+from ispine.sdk.request import Request
+from ispine.sdk.sender import TaskSender
+from ispine.sdk.sharding import Progress, map_items
+from ispine.sdk.streaming import Ask, stream_frames
 
 if TYPE_CHECKING:
     from ispine.models.results import Detection, Hand, Label
@@ -36,17 +41,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEFAULT_URL = "mqtt://127.0.0.1:1883"
-FIND_S = 1.5
-STATES_S = 0.25
+CHUNK_CHECK_S = 0.1
+FEWEST_PLACES = 4
+_CLOSED = "expected an open client; this one was closed"
 
 Ended = Callable[[Result], None]
-
-
-def default_client_id() -> str:
-    """This machine's name and a random part, fit to stand in a topic."""
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname().split(".")[0]).strip("-")
-    return f"{name[:40] or 'wearable'}-{secrets.token_hex(4)}"
 
 
 class AsyncSpine:
@@ -61,17 +60,20 @@ class AsyncSpine:
         self._link = link
         self.client_id = ClientId(check_id(client_id, "client id"))
         self._topics = Topics(root)
-        self._stamper = Stamper(client_id, new_boot_id(), boot_ns)
-        self._pending = Pending()
-        self._callbacks: dict[str, Ended] = {}
-        self._timers: dict[str, list[asyncio.TimerHandle]] = {}
+        self._core = Pending()
+        self._ended: dict[str, list[Ended]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._chunk_timer: asyncio.TimerHandle | None = None
         self._reassembler = Reassembler()
         self._local = local
-        self._states: dict[str, DeviceState] | None = None
-        self._offline: set[str] = set()
+        self._running_here: set[asyncio.Task[Answer]] = set()
+        self._hub: tuple[object, object] | None = None
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
-
-    # -- connecting ------------------------------------------------------------------------------
+        if link is not None:
+            stamper = Stamper(client_id, new_boot_id(), boot_ns)
+            self._sender = TaskSender(link, self._topics, self.client_id, stamper)
+            self._fleet = FleetView(link, self._topics, self._core.stats)
 
     @classmethod
     async def connect(
@@ -94,21 +96,27 @@ class AsyncSpine:
 
         Raises:
             ConnectionLost: no hub answers; says where it was looked for.
-            ConfigError: a wrong URL or fallback.
+            ConfigError: a wrong URL, client id, timeout or fallback.
         """
         if fallback not in (None, "local"):
             raise ConfigError(f'expected fallback None or "local"; got {fallback!r}')
+        name = check_client_id(client_id)
         local = _make_local() if fallback else None
-        name = client_id or default_client_id()
         try:
-            link = await _open_link(url, timeout_s)
+            link = await open_link(url, check_timeout(timeout_s))
         except ConnectionLost:
             if local is None:
                 raise
             return cls(None, name, root=root, local=local)
-        spine = cls(link, name, root=root, local=local)
+        return await cls._on_link_of_its_own(link, name, root, local)
+
+    @classmethod
+    async def _on_link_of_its_own(
+        cls, link: Link, name: str, root: str, local: "LocalRunner | None"
+    ) -> Self:
         try:
-            await spine._subscribe()
+            spine = cls(link, name, root=root, local=local)
+            await spine._subscribe(link)
         except BaseException:
             await link.close()
             raise
@@ -118,16 +126,16 @@ class AsyncSpine:
     async def over(cls, link: Link, client_id: str, *, root: str = DEFAULT_ROOT) -> Self:
         """A client on a link of your own, for tests."""
         spine = cls(link, client_id, root=root)
-        await spine._subscribe()
+        await spine._subscribe(link)
         return spine
 
-    async def _subscribe(self) -> None:
-        assert self._link is not None
-        if not self._link.is_connected:
-            await self._link.connect()
-        await self._link.subscribe(self._topics.results_of(self.client_id), self._on_message, qos=1)
-        await self._link.subscribe(self._topics.events_of(self.client_id), self._on_message)
-        self._link.add_state_listener(self._on_link)
+    async def _subscribe(self, link: Link) -> None:
+        if not link.is_connected:
+            await link.connect()
+        await link.subscribe(self._topics.results_of(self.client_id), self._on_message, qos=1)
+        await link.subscribe(self._topics.events_of(self.client_id), self._on_message)
+        await link.subscribe(self._topics.hub, self._on_hub, qos=1)
+        link.add_state_listener(self._on_link)
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,21 +144,27 @@ class AsyncSpine:
         await self.close()
 
     async def close(self) -> None:
-        """Leave; open tasks end with `ConnectionLost` for their callers."""
-        for timers in self._timers.values():
-            for timer in timers:
+        """Leave; open realtime tasks are taken back and end as `TaskCancelled`. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._do(self._core.closed(self.client_id))
+        for timer in (self._timer, self._chunk_timer):
+            if timer is not None:
                 timer.cancel()
-        self._timers.clear()
+        for running in self._running_here:
+            running.cancel()
+        await asyncio.gather(*self._running_here, return_exceptions=True)
+        if self._local is not None:
+            self._local.close()
         if self._link is not None:
+            await self._fleet.close()
             await self._link.close()
-        for task_id in list(self._callbacks):
-            gone = Result(task_id, self.client_id, "cancelled", "cancelled", "the client closed")
-            self._callbacks.pop(task_id)(gone)
 
     @property
     def stats(self) -> Stats:
         """What happened to the tasks of this client."""
-        return self._pending.stats
+        return self._core.stats
 
     @property
     def is_connected(self) -> bool:
@@ -208,9 +222,12 @@ class AsyncSpine:
         within_ms: float | None,
         options: Mapping[str, Scalar],
     ) -> Answer:
+        called_ns = boot_ns()
         given = {name: value for name, value in options.items() if value is not None}
-        data = image_bytes(image)
-        return await self.call(capability, data, within_ms=within_ms, options=given)
+        data = await payload_aside(capability, image)
+        return await self.ask(
+            Request(capability, data, within_ms, options=given, called_ns=called_ns)
+        )
 
     async def call(
         self,
@@ -227,28 +244,80 @@ class AsyncSpine:
     ) -> Answer:
         """Any capability: bytes in, bytes out.
 
+        Args:
+            capability: its name.
+            data: at most 8 MiB less 4 KiB.
+            within_ms: deadline from now; None for 2 s, durable tasks 10 minutes.
+            content_type: "" lets the signature of the data say.
+            options: text, numbers, true or false, for the capability.
+            durable: survives a restart of the hub; `outcome` fetches it later.
+            priority: 0 background, 1 normal, 2 urgent.
+            private: only on devices of the same owner.
+            task_id: the same id with the same data is the same task; "" for a fresh one.
+
         Raises:
             TaskError: see the tree in `ispine.protocol.errors`.
         """
+        return await self.ask(
+            Request(
+                capability,
+                raw_bytes(data),
+                within_ms,
+                content_type,
+                options,
+                durable,
+                priority,
+                private,
+                task_id=task_id,
+            )
+        )
+
+    def submit(
+        self,
+        capability: str,
+        data: object,
+        *,
+        within_ms: float | None = None,
+        content_type: str = "",
+        options: Mapping[str, Scalar] | None = None,
+        durable: bool = False,
+        priority: int = 1,
+        private: bool = False,
+        task_id: str = "",
+    ) -> asyncio.Task[Answer]:
+        """Like `call`, without waiting; `cancel()` of what it returns takes the task back.
+
+        Raises:
+            TaskRejected: the request cannot be; nothing was sent.
+        """
+        called_ns = boot_ns()
         request = Request(
             capability,
-            data,
+            payload_of(capability, data),
             within_ms,
             content_type,
             options,
             durable,
             priority,
             private,
-            "",
-            task_id,
+            task_id=task_id,
+            called_ns=called_ns,
         )
-        return await self.ask(request)
+        task = request.to_task(self.client_id)
+        return self._loop.create_task(self._ask(task), name=f"task-{task.task_id}")
 
     async def ask(self, request: Request) -> Answer:
-        """Send one request and wait for its answer."""
-        task = request.to_task(self.client_id)
-        if self._link is None:
-            return await self._run_locally(task)
+        """Send one request and wait for its answer.
+
+        Raises:
+            ConnectionLost: this client was closed.
+            TaskError: see the tree in `ispine.protocol.errors`.
+        """
+        return await self._ask(request.to_task(self.client_id))
+
+    async def _ask(self, task: Task) -> Answer:
+        if self._is_closed:
+            raise ConnectionLost(f"{_CLOSED}; connect again")
         future: asyncio.Future[Result] = self._loop.create_future()
 
         def ended(result: Result) -> None:
@@ -257,40 +326,61 @@ class AsyncSpine:
 
         self.begin(task, ended)
         try:
-            result = await future
+            return answer_of(await future)
         except asyncio.CancelledError:
             self.cancel(task.task_id)
             raise
-        try:
-            return answer_of(result)
-        except NoCapableDevice:
-            if self._local is None:
-                raise
-            return await self._run_locally(task)
 
     def begin(self, task: Task, ended: Ended) -> None:
-        """Send a task; `ended` is called once, on the loop, with its one outcome."""
-        entry = self._pending.opened(task, boot_ns())
-        self._callbacks[task.task_id] = ended
-        self._publish(task)
-        resend_s = self._pending.resend_after_ns() / 1e9
-        expire_s = (entry.deadline_ns - entry.sent_ns + GRACE_NS) / 1e9
-        self._timers[task.task_id] = [
-            self._loop.call_later(resend_s, self._resend, task),
-            self._loop.call_later(expire_s, self._give_up, task),
-        ]
+        """Send a task; `ended` is called exactly once, on the loop, with its outcome.
+
+        Never raises: whatever is wrong with the task is its outcome.
+        """
+        if self._is_closed:
+            ended(refusal(task, TaskCancelled(f"{_CLOSED}; connect again")))
+        elif self._link is None:
+            self._begin_here(task, ended)
+        else:
+            self._begin_there(task, ended)
+
+    def _begin_there(self, task: Task, ended: Ended) -> None:
+        try:
+            actions = self._core.submitted(task, boot_ns())
+        except TaskRejected as error:
+            ended(refusal(task, error))
+            return
+        self._ended.setdefault(task.task_id, []).append(self._with_fallback(task, ended))
+        try:
+            self._do(actions)
+        except ProtocolError as error:
+            self._do(self._core.abandoned(refusal(task, error)))
+
+    def _with_fallback(self, task: Task, ended: Ended) -> Ended:
+        if self._local is None:
+            return ended
+
+        def ended_there(result: Result) -> None:
+            if result.code == NoCapableDevice.code and not self._is_closed:
+                self._begin_here(task, ended)
+            else:
+                ended(result)
+
+        return ended_there
+
+    def _begin_here(self, task: Task, ended: Ended) -> None:
+        assert self._local is not None
+        running = self._loop.create_task(self._local.run(task), name=f"local-{task.task_id}")
+        self._running_here.add(running)
+
+        def over(done: asyncio.Task[Answer]) -> None:
+            self._running_here.discard(done)
+            ended(result_here(task, done))
+
+        running.add_done_callback(over)
 
     def cancel(self, task_id: str) -> None:
         """Take a task back; its outcome is then `cancelled`, unless it was done already."""
-        if self._pending.get(task_id) is None or self._link is None:
-            return
-        frame = self._stamper.frames(Cancel(task_id, self.client_id))[0]
-        self._say(self._topics.cancel(self.client_id, TaskId(task_id)), frame, qos=1)
-
-    async def _run_locally(self, task: Task) -> Answer:
-        if self._local is None:
-            raise ConnectionLost("expected a hub; this client has none; connect again")
-        return await self._local.run(task)
+        self._do(self._core.taken_back(task_id))
 
     # -- streams and maps ------------------------------------------------------------------------
 
@@ -307,15 +397,15 @@ class AsyncSpine:
 
         Args:
             capability: `detect`, `gesture`, `classify` take images; others take bytes.
-            frames: an iterable; a live one (an iterator) is read in a thread.
-            within_ms: deadline of each frame.
+            frames: an iterable; all but lists and tuples are read in a thread.
+            within_ms: deadline of each frame, from when the source made it.
             options: for the capability.
             drop: the newest frame takes the place of one that still waits here; None drops from
                 live sources and not from lists.
         """
         wants_drop = not isinstance(frames, Sequence) if drop is None else drop
-        make = self._maker(capability, within_ms, options, secrets.token_urlsafe(6))
-        return stream_frames(self.ask, make, frames, drops=wants_drop)
+        ask = self._asker(capability, within_ms, options, secrets.token_urlsafe(6))
+        return stream_frames(ask, frames, self._core.stats, drops=wants_drop)
 
     def map(
         self,
@@ -325,197 +415,172 @@ class AsyncSpine:
         within_ms: float = 60_000.0,
         options: Mapping[str, Scalar] | None = None,
         window: int | None = None,
-        progress: Callable[[int, int | None], None] | None = None,
+        progress: Progress | None = None,
     ) -> AsyncIterator[Outcome[Answer]]:
         """Every item once, outcomes in order; the scheduler spreads them by measured speed.
 
         Args:
             capability: what is to be done with each.
-            items: images or bytes.
+            items: images or bytes; all but lists and tuples are read in a thread.
             within_ms: deadline of each item, from when it is sent.
             options: for the capability.
-            window: items on their way at once; None for twice the fleet's places.
+            window: items on their way at once; None for twice what the fleet holds, which keeps
+                every device busy as devices come and go.
             progress: called with items done and, where known, their number.
         """
-        make = self._maker(capability, within_ms, options, "")
-        return map_items(self.ask, make, items, window or self._map_window, progress)
+        if window is not None and window < 1:
+            raise TaskRejected(f"expected a window of at least 1; got {window}")
+        ask = self._asker(capability, within_ms, options, "")
+        return map_items(ask, items, self._places(capability, window), progress)
 
-    async def _map_window(self, capability: str) -> int:
-        devices = [
-            device.slots
-            for device in await self.devices()
-            if any(offered.name == capability for offered in device.capabilities)
-        ]
-        return max(4, 2 * sum(devices) + 2 * len(devices))
+    def _places(self, capability: str, window: int | None) -> Callable[[], int]:
+        if window is not None:
+            return lambda: window
+        if self._link is None:
+            return lambda: FEWEST_PLACES
+        self._fleet.follow()
+        return lambda: max(2 * self._fleet.places(capability), FEWEST_PLACES)
 
-    def _maker(
-        self,
-        capability: str,
-        within_ms: float,
-        options: Mapping[str, Scalar] | None,
-        stream: str,
-    ) -> Callable[[object], Request]:
-        def make(item: object) -> Request:
-            data = item if isinstance(item, bytes) else image_bytes(item)
-            if isinstance(item, bytes) and capability in IMAGE_CAPABILITIES:
-                data = image_bytes(item)
-            return Request(capability, data, within_ms, "", options, stream=stream)
+    def _asker(
+        self, capability: str, within_ms: float, options: Mapping[str, Scalar] | None, stream: str
+    ) -> Ask:
+        async def ask(item: object, called_ns: int) -> Answer:
+            data = await payload_aside(capability, item)
+            request = Request(
+                capability, data, within_ms, options=options, stream=stream, called_ns=called_ns
+            )
+            return await self.ask(request)
 
-        return make
+        return ask
 
     # -- the fleet -------------------------------------------------------------------------------
 
     async def devices(self) -> "list[DeviceState]":
         """The devices that are online, from their retained states."""
-        if self._link is None:
-            return []
-        if self._states is None:
-            self._states = {}
-            await self._link.subscribe(self._topics.any_state, self._on_state, qos=1)
-            await self._link.subscribe(self._topics.any_status, self._on_status, qos=1)
-            await asyncio.sleep(STATES_S)
-        return [s for name, s in sorted(self._states.items()) if name not in self._offline]
+        return [] if self._link is None else await self._fleet.devices()
 
     async def outcome(self, task_id: str, *, within_ms: float = 2_000.0) -> Answer:
         """The outcome of an earlier durable task.
 
         Raises:
             TaskError: it is not done, or nobody knows it.
+            ConnectionLost: no hub answers.
         """
         from ispine.sdk.admin import ask_outcome
 
         if self._link is None:
             raise ConnectionLost("expected a hub; this client has none; connect again")
-        check_id(task_id, "task id")
         return await ask_outcome(self._link, self._topics, self.client_id, task_id, within_ms)
 
     # -- messages --------------------------------------------------------------------------------
 
-    def _publish(self, task: Task, only: tuple[int, ...] | None = None) -> None:
-        topic = self._topics.task(Capability(task.capability), self.client_id, TaskId(task.task_id))
-        qos = 1 if task.mode == "durable" else 0
-        for frame in self._stamper.frames(task, only=only):
-            self._say(topic, frame, qos=qos)
-
-    def _say(self, topic: str, payload: bytes, *, qos: int) -> None:
-        assert self._link is not None
-        try:
-            self._link.publish(topic, payload, qos=qos)
-        except ConnectionLost:
-            # Open tasks are sent again on the next connection, or end with their deadline.
-            log.debug("not sent, the link is down", extra={"topic": topic})
-
-    def _resend(self, task: Task) -> None:
-        if self._pending.should_resend(task.task_id, boot_ns()):
-            self._publish(task)
-
-    def _give_up(self, task: Task) -> None:
-        if self._pending.gave_up(task.task_id) is None:
-            return
-        is_down = self._link is None or not self._link.is_connected
-        why = "the connection to the hub is down" if is_down else "the hub did not answer"
-        result = Result(
-            task.task_id,
-            self.client_id,
-            "expired",
-            DeadlineExceeded.code,
-            f"expected an answer within {task.ttl_ms} ms; {why}; allow more time or try again",
-        )
-        self._end(result)
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case SendTask():
+                    self._sender.send(action)
+                case SendCancel():
+                    self._sender.cancel(action.task_id)
+                case EndTask():
+                    self._end(action.result)
+                case _:
+                    assert_never(action)
+        self._arm()
 
     def _end(self, result: Result) -> None:
-        for timer in self._timers.pop(result.task_id, ()):
-            timer.cancel()
-        ended = self._callbacks.pop(result.task_id, None)
-        if ended is not None:
+        self._sender.forget(result.task_id)
+        for ended in self._ended.pop(result.task_id, ()):
             ended(result)
+
+    def _arm(self) -> None:
+        """See to it that the core is woken when something is due."""
+        due_ns = self._core.next_due_ns
+        if due_ns is None or self._is_closed:
+            return
+        due_s = self._loop.time() + max(due_ns - boot_ns(), 0) / 1e9
+        if self._timer is not None:
+            if self._timer.when() <= due_s and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._do(self._core.time_passed(boot_ns()))
 
     def _on_link(self, is_connected: bool) -> None:
         if is_connected:
-            for entry in self._pending.reconnected(boot_ns()):
-                self._publish(entry.task)
+            self._do(self._core.reconnected(boot_ns()))
+        else:
+            self._core.disconnected(boot_ns())
+            self._arm()
+
+    def _on_hub(self, message: Message) -> None:
+        """A hub that began anew has forgotten what it had not decided."""
+        try:
+            told = json.loads(message.payload or b"{}")
+            hub = (told.get("boot"), told.get("term"))
+        except (ValueError, AttributeError, RecursionError):
+            self._malformed(message, "expected the JSON of a hub")
+            return
+        if hub == (None, None):
+            return
+        before, self._hub = self._hub, hub
+        if before not in (None, hub):
+            self._do(self._core.reconnected(boot_ns()))
 
     def _on_message(self, message: Message) -> None:
         try:
-            head, body = decode(message.payload)
-            if isinstance(body, Chunk):
-                whole = self._reassembler.add(head, body, boot_ns())
-                self._reassembler.expire(boot_ns())
-                if whole is None:
-                    return
-                head, body = decode(whole)
+            body = self._read(message)
         except ProtocolError as error:
-            self._pending.stats.malformed += 1
-            log.warning("malformed message", extra={"topic": message.topic, "why": str(error)})
+            self._malformed(message, str(error))
             return
         if isinstance(body, Result):
-            if self._pending.finished(body, boot_ns()) is not None:
-                self._end(body)
+            self._do(self._core.result_heard(body, boot_ns()))
         elif isinstance(body, TaskEvent):
-            self._on_event(body)
+            if body.kind != "missing":
+                self._sender.forget(body.task_id)
+            self._do(self._core.event_heard(body, boot_ns()))
 
-    def _on_event(self, event: TaskEvent) -> None:
-        entry = self._pending.get(event.task_id)
-        if entry is not None and event.kind == "missing":
-            self._publish(entry.task, only=event.missing)
-        else:
-            self._pending.accepted(event.task_id)
+    def _read(self, message: Message) -> Result | TaskEvent | None:
+        head, body = decode(message.payload)
+        if isinstance(body, Chunk):
+            self._look_for_stalled()
+            whole = self._reassembler.add(head, body, boot_ns())
+            if whole is None:
+                self._watch_chunks()
+                return None
+            head, body = decode(whole)
+        if not isinstance(body, Result | TaskEvent):
+            raise RemoteProtocolError(f"expected a result or an event; got a {type(body).__name__}")
+        if not message.topic.endswith(f"/{self.client_id}/{body.task_id}"):
+            raise RemoteProtocolError(f"expected news of the task in the topic; got {body.task_id}")
+        return body
 
-    def _on_state(self, message: Message) -> None:
-        from ispine.protocol.state import DeviceState, parse
+    def _watch_chunks(self) -> None:
+        if self._chunk_timer is None and not self._is_closed:
+            self._chunk_timer = self._loop.call_later(CHUNK_CHECK_S, self._check_chunks)
 
-        assert self._states is not None
-        device = self._topics.read_device(message.topic)
-        if not message.payload:
-            self._states.pop(device, None)
-            return
-        try:
-            self._states[device] = parse(DeviceState, message.payload)
-        except ProtocolError as error:
-            self._pending.stats.malformed += 1
-            log.warning("malformed state", extra={"topic": message.topic, "why": str(error)})
+    def _check_chunks(self) -> None:
+        self._chunk_timer = None
+        self._look_for_stalled()
+        if not self._reassembler.is_empty:
+            self._watch_chunks()
 
-    def _on_status(self, message: Message) -> None:
-        device = self._topics.read_device(message.topic)
-        (self._offline.discard if message.payload == b"online" else self._offline.add)(device)
+    def _look_for_stalled(self) -> None:
+        for lack in self._reassembler.expire(boot_ns()):
+            self._do(self._core.result_stalled(lack.task_id, boot_ns()))
+
+    def _malformed(self, message: Message, why: str) -> None:
+        level = logging.DEBUG if self._core.stats.malformed else logging.WARNING
+        self._core.stats.malformed += 1
+        log.log(level, "malformed message", extra={"topic": message.topic, "why": why})
 
 
 def _make_local() -> "LocalRunner":
     from ispine.sdk.local import LocalRunner
 
     return LocalRunner()
-
-
-async def _open_link(url: str | None, timeout_s: float) -> Link:
-    from ispine.protocol.mqtt import MqttLink
-
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
-    named = url or os.environ.get("ISPINE_URL")
-    candidates = [named] if named else [await _found_url(timeout_s), DEFAULT_URL]
-    tried: list[str] = []
-    for candidate in candidates:
-        if candidate is None:
-            tried.append("no hub announced itself by mDNS")
-            continue
-        left_s = max(deadline_s - asyncio.get_running_loop().time(), 0.5)
-        link = MqttLink(candidate, timeout_s=left_s)
-        try:
-            await link.connect()
-        except ConnectionLost as error:
-            tried.append(str(error))
-        else:
-            return link
-    raise ConnectionLost(
-        f"expected a hub; {'; '.join(tried)}."
-        " Start one with 'ispine hub', or name it with url= or ISPINE_URL"
-    )
-
-
-async def _found_url(timeout_s: float) -> str | None:
-    from ispine.protocol.discovery import find_hub
-
-    found = await find_hub(min(FIND_S, timeout_s / 2))
-    return None if found is None else found.url
 
 
 __all__ = ["AsyncSpine", "default_client_id"]

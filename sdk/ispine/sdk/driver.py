@@ -13,9 +13,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from ispine.protocol.errors import ConnectionLost, LocalProtocolError
+
 Value = TypeVar("Value")
 LINGER_S = 0.05
 _POKE_S = 0.001
+_NOTICE_S = 0.002
 
 
 class LoopDriver:
@@ -74,10 +77,43 @@ class LoopDriver:
         with self._state:
             self._holds -= 1
 
+    def check_thread(self) -> None:
+        """Refuse to wait on the thread that has to bring what is waited for.
+
+        Raises:
+            LocalProtocolError: called on the loop itself.
+        """
+        if _running_loop() is self.loop:
+            raise LocalProtocolError(
+                "expected a blocking call outside of a future's done callback, which runs on the"
+                " SDK's own loop; use submit() there, or hand over to another thread"
+            )
+
     def run(self, work: Coroutine[Any, Any, Value]) -> Value:
-        """Wait for a coroutine, turning the loop here if nobody else waits."""
-        if _is_inside_a_loop():
-            return self._run_as_guest(work)
+        """Wait for a coroutine, turning the loop here if nobody else waits.
+
+        Raises:
+            LocalProtocolError: called from the loop itself, which would wait for itself.
+            ConnectionLost: the driver was closed meanwhile.
+        """
+        try:
+            self.check_thread()
+            return self._run_anywhere(work, is_inside_a_loop=_running_loop() is not None)
+        except LocalProtocolError:
+            work.close()
+            raise
+        except (asyncio.CancelledError, concurrent.futures.CancelledError) as error:
+            raise ConnectionLost(
+                "expected an open client; it was closed meanwhile; connect again"
+            ) from error
+
+    def _run_anywhere(self, work: Coroutine[Any, Any, Value], *, is_inside_a_loop: bool) -> Value:
+        if is_inside_a_loop:  # of somebody else, on this thread: ours has to be turned elsewhere
+            self.hold()
+            try:
+                return self._run_as_guest(work)
+            finally:
+                self.unhold()
         with self._state:
             self._callers += 1
             is_first = self._callers == 1
@@ -109,21 +145,25 @@ class LoopDriver:
             raise
 
     def _run_as_guest(self, work: Coroutine[Any, Any, Value]) -> Value:
-        """Another caller turns the loop; it may leave at any time, so look now and then."""
+        """Another caller turns the loop; when it leaves, the first guest that notices goes on."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        while True:
-            try:
-                return future.result(0.002)
-            except concurrent.futures.TimeoutError:
-                if future.done():
-                    raise
-                self._help_out()
+        try:
+            while True:
+                try:
+                    return future.result(_NOTICE_S)
+                except concurrent.futures.TimeoutError:
+                    if future.done():
+                        raise
+                    self._go_on(future)
+        except BaseException:
+            future.cancel()
+            raise
 
-    def _help_out(self) -> None:
-        """Turn the loop for a moment if nobody does."""
-        if not _is_inside_a_loop() and self._turn.acquire(blocking=False):
+    def _go_on(self, future: "concurrent.futures.Future[Value]") -> None:
+        if _running_loop() is None and self._turn.acquire(blocking=False):
             try:
-                self.loop.run_until_complete(asyncio.sleep(0.002))
+                done = asyncio.wrap_future(future, loop=self.loop)
+                self.loop.run_until_complete(asyncio.wait((done,)))
             finally:
                 self._turn.release()
 
@@ -136,9 +176,16 @@ class LoopDriver:
             self._ask_for_release()
             self._thread.join(0.01)
         with self._turn:
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.run_until_complete(self._wind_up())
             self.loop.close()
+
+    async def _wind_up(self) -> None:
+        """Cancel what still runs, so that whoever waits for it is told."""
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await self.loop.shutdown_asyncgens()
 
 
 def _finish(release: "asyncio.Future[None]") -> None:
@@ -146,9 +193,8 @@ def _finish(release: "asyncio.Future[None]") -> None:
         release.set_result(None)
 
 
-def _is_inside_a_loop() -> bool:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None

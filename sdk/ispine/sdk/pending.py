@@ -1,16 +1,28 @@
-"""The client's side of a task's life: what is open, what to send again, what comes of it.
+"""The client's side of a task's life, as a pure core: no clock, no socket, no thread.
 
-Pure: events in by method, decisions out by return value, the time in every call. A task has one
-outcome; a second one is counted and dropped.
+Theory of operation. A task is *open* from `submitted` until its one outcome. What is heard of it
+and the passing of time come in as calls with the time in them; what is to be done comes out as
+actions. A task of which nothing is heard is sent once more. On a new connection, or when the hub
+began anew, every open task is sent again under its id: the hub answers what it has decided already
+and takes up what it lost. A task without word from the hub ends here, a little after its deadline,
+so that the hub's own `expired` can come first. Whatever is said about a task that has ended is
+counted and dropped.
+
+`check_invariants` says what always holds; tests run it after every event.
 """
 
+import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ispine.protocol.messages import Result, Task
+from ispine.protocol.errors import DeadlineExceeded, TaskRejected
+from ispine.protocol.messages import Result, Task, TaskEvent
 
 MS = 1_000_000
 RESEND_FLOOR_NS = 80 * MS
-GRACE_NS = 300 * MS
+RESEND_NS_PER_BYTE = 400
+GRACE_FLOOR_NS = 50 * MS
+GRACE_LARGEST_RTT_NS = 500 * MS
 MAX_DONE = 4096
 
 
@@ -22,19 +34,56 @@ class Stats:
         sent: tasks.
         answered: tasks with an outcome from the hub.
         expired_here: tasks that ended without word from the hub.
-        resent: tasks that were sent a second time.
+        abandoned: tasks that were open when the client closed, or that could not be sent.
+        resent: tasks that were sent again because nothing was heard of them.
         duplicates: outcomes that came again.
         late: outcomes that came after the task had ended here.
         malformed: messages that could not be read.
+        dropped: frames of streams that were never sent, because a newer one took their place.
     """
 
     sent: int = 0
     answered: int = 0
     expired_here: int = 0
+    abandoned: int = 0
     resent: int = 0
     duplicates: int = 0
     late: int = 0
     malformed: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SendTask:
+    """Publish a task, with the time that is left to it.
+
+    Attributes:
+        left_ms: until its deadline, at least 1.
+        is_again: it was sent before on this connection.
+        only: of a task in chunks, just these.
+    """
+
+    task: Task
+    left_ms: int
+    is_again: bool = False
+    only: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    """Tell the hub that a task was taken back."""
+
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndTask:
+    """Hand the one outcome of a task to its caller."""
+
+    result: Result
+
+
+Action = SendTask | SendCancel | EndTask
 
 
 @dataclass(slots=True)
@@ -44,82 +93,274 @@ class Open:
     task: Task
     sent_ns: int
     deadline_ns: int
-    is_accepted: bool = False
+    resend_ns: int
+    due_ns: int = 0
+    is_heard_of: bool = False
     is_resent: bool = False
+    is_taken_back: bool = False
 
 
 @dataclass(slots=True)
 class Pending:
-    """All open tasks of one client."""
+    """All tasks of one client.
+
+    Attributes:
+        stats: counters, also for what happens outside of this core.
+        rtt_ns: smoothed time from sending a task to the first word about it, 0 before any.
+        is_connected: whether there is a link to the hub.
+    """
 
     stats: Stats = field(default_factory=Stats)
     rtt_ns: float = 0.0
+    is_connected: bool = True
     _open: dict[str, Open] = field(default_factory=dict)
     _done: dict[str, bool] = field(default_factory=dict)
+    _due: list[tuple[int, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def opened(self, task: Task, now_ns: int) -> Open:
-        """A task is about to be sent."""
-        entry = Open(task, now_ns, now_ns + task.ttl_ms * MS)
+    def is_open(self, task_id: str) -> bool:
+        """Whether a task waits for its outcome."""
+        return task_id in self._open
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When `time_passed` has something to do at the earliest."""
+        return self._due[0][0] if self._due else None
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def submitted(self, task: Task, now_ns: int) -> list[Action]:
+        """A caller wants a task done.
+
+        An open task with the same id and content is joined: nothing is sent, both callers get its
+        outcome.
+
+        Raises:
+            TaskRejected: another task with this id is open.
+        """
+        known = self._open.get(task.task_id)
+        if known is not None:
+            _check_same(known.task, task)
+            return []
+        entry = Open(
+            task,
+            now_ns,
+            now_ns + task.ttl_ms * MS,
+            now_ns + self._resend_after_ns(task),
+        )
         self._open[task.task_id] = entry
         self.stats.sent += 1
-        return entry
+        self._schedule(entry)
+        return [SendTask(task, task.ttl_ms)]
 
-    def get(self, task_id: str) -> Open | None:
-        """An open task."""
-        return self._open.get(task_id)
-
-    def resend_after_ns(self) -> int:
-        """How long to wait for `accepted`: well above the usual round trip."""
-        return max(RESEND_FLOOR_NS, int(3 * self.rtt_ns))
-
-    def accepted(self, task_id: str) -> None:
-        """The hub has the task."""
+    def taken_back(self, task_id: str) -> list[Action]:
+        """The caller does not want a task any more; its outcome will say whether that worked."""
         entry = self._open.get(task_id)
-        if entry is not None:
-            entry.is_accepted = True
-
-    def should_resend(self, task_id: str, now_ns: int) -> bool:
-        """Whether to send a task once more now, because nothing was heard of it."""
-        entry = self._open.get(task_id)
-        if entry is None or entry.is_accepted or entry.is_resent or now_ns >= entry.deadline_ns:
-            return False
-        entry.is_resent = True
-        self.stats.resent += 1
-        return True
-
-    def reconnected(self, now_ns: int) -> list[Open]:
-        """What to ask for again on a new connection: the hub answers what it knows."""
-        return [entry for entry in self._open.values() if now_ns < entry.deadline_ns]
-
-    def finished(self, result: Result, now_ns: int) -> Open | None:
-        """The hub's outcome; the task it ends, None when it is over already."""
-        entry = self._open.pop(result.task_id, None)
         if entry is None:
-            if self._done.get(result.task_id, False):
-                self.stats.duplicates += 1
-            else:
-                self.stats.late += 1
-                self._remember(result.task_id, True)
-            return None
-        self.stats.answered += 1
-        self._remember(result.task_id, True)
-        took = now_ns - entry.sent_ns
-        if result.status == "done":
-            self.rtt_ns += 0.2 * (took - self.rtt_ns) if self.rtt_ns else took
-        return entry
+            return []
+        entry.is_taken_back = True
+        self._schedule(entry)
+        return [SendCancel(task_id)]
 
-    def gave_up(self, task_id: str) -> Open | None:
-        """The deadline and some grace passed without word from the hub."""
-        entry = self._open.pop(task_id, None)
-        if entry is not None:
-            self.stats.expired_here += 1
-            self._remember(task_id, False)
-        return entry
+    def event_heard(self, event: TaskEvent, now_ns: int) -> list[Action]:
+        """The hub has the task, or lacks pieces of it."""
+        entry = self._open.get(event.task_id)
+        if entry is None:
+            return []
+        if event.kind == "missing":
+            entry.resend_ns = now_ns + self._resend_after_ns(entry.task)
+            self._schedule(entry)
+            return [self._again(entry, now_ns, event.missing)]
+        self._heard_of(entry, now_ns)
+        return []
+
+    def result_heard(self, result: Result, now_ns: int) -> list[Action]:
+        """The hub's outcome of a task."""
+        entry = self._open.get(result.task_id)
+        if entry is None:
+            self._count_stray(result.task_id)
+            return []
+        self._heard_of(entry, now_ns)
+        self.stats.answered += 1
+        return [self._end(result, by_hub=True)]
+
+    def result_stalled(self, task_id: str, now_ns: int) -> list[Action]:
+        """Pieces of an outcome stay away: the hub repeats it when it is asked again."""
+        entry = self._open.get(task_id)
+        return [] if entry is None else [self._again(entry, now_ns)]
+
+    def disconnected(self, now_ns: int) -> None:
+        """The link went down: no word can come, so deadlines hold without grace."""
+        self.is_connected = False
+        self._reschedule(self._open.values(), now_ns)
+
+    def reconnected(self, now_ns: int) -> list[Action]:
+        """A new link, or a hub that began anew: ask for everything that is open."""
+        self.is_connected = True
+        actions: list[Action] = []
+        for entry in self._open.values():
+            if entry.is_taken_back:
+                actions.append(SendCancel(entry.task.task_id))
+            elif now_ns < entry.deadline_ns:
+                entry.sent_ns = now_ns
+                entry.is_heard_of = entry.is_resent = False
+                entry.resend_ns = now_ns + self._resend_after_ns(entry.task)
+                actions.append(self._again(entry, now_ns))
+        self._reschedule(self._open.values(), now_ns)
+        return actions
+
+    def time_passed(self, now_ns: int) -> list[Action]:
+        """Resend and end what is due."""
+        actions: list[Action] = []
+        while self._due and self._due[0][0] <= now_ns:
+            due_ns, task_id = heapq.heappop(self._due)
+            entry = self._open.get(task_id)
+            if entry is None or entry.due_ns != due_ns:
+                continue
+            if now_ns >= self._end_ns(entry):
+                actions.append(self._give_up(entry))
+                continue
+            if self._may_resend(entry) and now_ns >= entry.resend_ns:
+                entry.is_resent = True
+                self.stats.resent += 1
+                actions.append(self._again(entry, now_ns))
+            self._schedule(entry)
+        return actions
+
+    def abandoned(self, result: Result) -> list[Action]:
+        """A task ends here although its time is not up; `result` says why."""
+        if result.task_id not in self._open:
+            return []
+        self.stats.abandoned += 1
+        return [self._end(result, by_hub=False)]
+
+    def closed(self, client_id: str) -> list[Action]:
+        """The client leaves: realtime tasks are taken back, durable ones go on without it."""
+        actions: list[Action] = []
+        for task_id, entry in list(self._open.items()):
+            if entry.task.mode == "realtime" and not entry.is_taken_back:
+                actions.append(SendCancel(task_id))
+            why = "expected an answer before the client closed; it was closed first"
+            actions += self.abandoned(Result(task_id, client_id, "cancelled", "cancelled", why))
+        return actions
+
+    # -- how -------------------------------------------------------------------------------------
+
+    def _resend_after_ns(self, task: Task) -> int:
+        """Well above the usual time to the first word, plus the task at 20 Mbit/s."""
+        usual = max(RESEND_FLOOR_NS, int(3 * self.rtt_ns))
+        return usual + RESEND_NS_PER_BYTE * len(task.data)
+
+    def _end_ns(self, entry: Open) -> int:
+        if not self.is_connected:
+            return entry.deadline_ns
+        return entry.deadline_ns + GRACE_FLOOR_NS + int(min(self.rtt_ns, GRACE_LARGEST_RTT_NS))
+
+    def _may_resend(self, entry: Open) -> bool:
+        return (
+            self.is_connected
+            and not (entry.is_heard_of or entry.is_resent or entry.is_taken_back)
+            and entry.resend_ns < entry.deadline_ns
+        )
+
+    def _again(self, entry: Open, now_ns: int, only: tuple[int, ...] = ()) -> SendTask:
+        left_ms = max((entry.deadline_ns - now_ns) // MS, 1)
+        return SendTask(entry.task, left_ms, True, only)
+
+    def _schedule(self, entry: Open) -> None:
+        end_ns = self._end_ns(entry)
+        due_ns = min(entry.resend_ns, end_ns) if self._may_resend(entry) else end_ns
+        if due_ns != entry.due_ns:
+            entry.due_ns = due_ns
+            heapq.heappush(self._due, (due_ns, entry.task.task_id))
+            self._bound()
+
+    def _bound(self) -> None:
+        if len(self._due) > 64 + 4 * len(self._open):
+            self._compact()
+
+    def _compact(self) -> None:
+        self._due = [(entry.due_ns, task_id) for task_id, entry in self._open.items()]
+        heapq.heapify(self._due)
+
+    def _reschedule(self, entries: Iterable[Open], now_ns: int) -> None:
+        for entry in entries:
+            end_ns = max(self._end_ns(entry), now_ns)
+            resend_ns = max(entry.resend_ns, now_ns)
+            entry.due_ns = min(resend_ns, end_ns) if self._may_resend(entry) else end_ns
+        self._compact()
+
+    def _heard_of(self, entry: Open, now_ns: int) -> None:
+        if entry.is_heard_of:
+            return
+        entry.is_heard_of = True
+        if not entry.is_resent:
+            took_ns = now_ns - entry.sent_ns
+            self.rtt_ns += 0.2 * (took_ns - self.rtt_ns) if self.rtt_ns else took_ns
+        self._schedule(entry)
+
+    def _give_up(self, entry: Open) -> EndTask:
+        task = entry.task
+        why = "the hub did not answer" if self.is_connected else "the connection to the hub is down"
+        self.stats.expired_here += 1
+        result = Result(
+            task.task_id,
+            task.client_id,
+            "expired",
+            DeadlineExceeded.code,
+            f"expected an answer within {task.ttl_ms} ms; {why}; allow more time or try again",
+        )
+        return self._end(result, by_hub=False)
+
+    def _end(self, result: Result, *, by_hub: bool) -> EndTask:
+        del self._open[result.task_id]
+        self._bound()
+        self._remember(result.task_id, by_hub)
+        return EndTask(result)
+
+    def _count_stray(self, task_id: str) -> None:
+        if self._done.get(task_id, False):
+            self.stats.duplicates += 1
+        else:
+            self.stats.late += 1
+            self._remember(task_id, True)
 
     def _remember(self, task_id: str, by_hub: bool) -> None:
+        self._done.pop(task_id, None)
         self._done[task_id] = by_hub
         while len(self._done) > MAX_DONE:
             del self._done[next(iter(self._done))]
+
+    def check_invariants(self) -> None:
+        """What always holds.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        stats = self.stats
+        ended = stats.answered + stats.expired_here + stats.abandoned
+        assert stats.sent == ended + len(self._open), "a task without an outcome, or with two"
+        scheduled = set(self._due)
+        for task_id, entry in self._open.items():
+            assert (entry.due_ns, task_id) in scheduled, f"nothing will ever end {task_id}"
+        assert len(self._due) <= 64 + 4 * len(self._open), "timers without a bound"
+        assert len(self._done) <= MAX_DONE
+
+
+def _check_same(known: Task, wanted: Task) -> None:
+    same = (known.capability, known.data, known.options) == (
+        wanted.capability,
+        wanted.data,
+        wanted.options,
+    )
+    if not same:
+        raise TaskRejected(
+            f"expected the same task under the same id; {wanted.task_id} is open with another"
+            " capability, data or options; leave task_id out for a fresh one",
+            task_id=wanted.task_id,
+        )
+
+
+__all__ = ["Action", "EndTask", "Pending", "SendCancel", "SendTask", "Stats"]

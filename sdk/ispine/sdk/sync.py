@@ -1,12 +1,11 @@
 """The blocking facade: one background thread runs the asyncio client."""
 
-import asyncio
 import concurrent.futures
-import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from ispine.protocol.clock import boot_ns
 from ispine.protocol.errors import ConnectionLost, TaskError
 from ispine.protocol.messages import Result, Scalar
 from ispine.protocol.topics import DEFAULT_ROOT
@@ -14,15 +13,18 @@ from ispine.sdk import answers
 from ispine.sdk.answers import Answer, Outcome, answer_of
 from ispine.sdk.client import AsyncSpine
 from ispine.sdk.driver import LoopDriver
+from ispine.sdk.handover import Handover
+from ispine.sdk.media import image_bytes, payload_of, raw_bytes
 from ispine.sdk.pending import Stats
-from ispine.sdk.request import Request, image_bytes
+from ispine.sdk.request import Request
+from ispine.sdk.sharding import Progress
 
 if TYPE_CHECKING:
     from ispine.models.results import Detection, Hand, Label
     from ispine.protocol.state import DeviceState
 
 Value = TypeVar("Value")
-_QUEUE = 64
+_CLOSED = "expected an open client; this one was closed; connect again"
 
 
 class Future(concurrent.futures.Future[Answer]):
@@ -40,7 +42,7 @@ class Future(concurrent.futures.Future[Answer]):
     def cancel(self) -> bool:
         """Take the task back; true unless the answer was there already."""
         if self.done():
-            return False
+            return self.cancelled()
         self._take_back(self.task_id)
         return super().cancel()
 
@@ -63,6 +65,7 @@ class Spine:
     def __init__(self) -> None:
         self._driver = LoopDriver()
         self._is_closed = False
+        self._lock = threading.Lock()
         self._client: AsyncSpine
 
     @classmethod
@@ -84,14 +87,15 @@ class Spine:
                 )
             )
         except BaseException:
-            spine._stop()
+            spine._is_closed = True
+            spine._driver.close()
             raise
         return spine
 
     def _run(self, work: Coroutine[Any, Any, Value]) -> Value:
         if self._is_closed:
             work.close()
-            raise ConnectionLost("expected an open client; this one was closed; connect again")
+            raise ConnectionLost(_CLOSED)
         return self._driver.run(work)
 
     def __enter__(self) -> Self:
@@ -101,14 +105,15 @@ class Spine:
         self.close()
 
     def close(self) -> None:
-        """Leave. Idempotent."""
-        if not self._is_closed:
-            self._run(self._client.close())
-            self._stop()
-
-    def _stop(self) -> None:
-        self._is_closed = True
-        self._driver.close()
+        """Leave; open realtime tasks are taken back and end as `TaskCancelled`. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        try:
+            self._driver.run(self._client.close())
+        finally:
+            self._driver.close()
 
     @property
     def client_id(self) -> str:
@@ -161,8 +166,11 @@ class Spine:
         within_ms: float | None,
         options: Mapping[str, Scalar],
     ) -> Answer:
+        called_ns = boot_ns()
         given = {name: value for name, value in options.items() if value is not None}
-        return self.call(capability, image_bytes(image), within_ms=within_ms, options=given)
+        data = image_bytes(image)
+        request = Request(capability, data, within_ms, options=given, called_ns=called_ns)
+        return self._run(self._client.ask(request))
 
     def call(
         self,
@@ -180,15 +188,14 @@ class Spine:
         """Any capability: bytes in, bytes out. See `AsyncSpine.call`."""
         request = Request(
             capability,
-            data,
+            raw_bytes(data),
             within_ms,
             content_type,
             options,
             durable,
             priority,
             private,
-            "",
-            task_id,
+            task_id=task_id,
         )
         return self._run(self._client.ask(request))
 
@@ -210,25 +217,23 @@ class Spine:
         Raises:
             TaskRejected: the request cannot be; nothing was sent.
         """
-        body = data if isinstance(data, bytes) else image_bytes(data)
+        called_ns = boot_ns()
         return self._begin(
             Request(
                 capability,
-                body,
+                payload_of(capability, data),
                 within_ms,
                 content_type,
                 options,
                 durable,
                 priority,
                 private,
-                "",
-                task_id,
+                task_id=task_id,
+                called_ns=called_ns,
             )
         )
 
     def _begin(self, request: Request) -> Future:
-        if self._is_closed:
-            raise ConnectionLost("expected an open client; this one was closed; connect again")
         task = request.to_task(self._client.client_id)
         future = Future(task.task_id, self._take_back)
 
@@ -236,12 +241,17 @@ class Spine:
             self._driver.unhold()
             future.settle(result)
 
-        self._driver.post(self._client.begin, task, ended)
-        self._driver.hold()
+        with self._lock:  # what is posted before `close` is ended by it
+            if self._is_closed:
+                raise ConnectionLost(_CLOSED)
+            self._driver.post(self._client.begin, task, ended)
+            self._driver.hold()
         return future
 
     def _take_back(self, task_id: str) -> None:
-        self._driver.post(self._client.cancel, task_id)
+        with self._lock:
+            if not self._is_closed:
+                self._driver.post(self._client.cancel, task_id)
 
     def stream(
         self,
@@ -254,9 +264,10 @@ class Spine:
     ) -> Iterator[Outcome[Answer]]:
         """Frames in, outcomes out, in order, one each. See `AsyncSpine.stream`."""
         return self._iterate(
+            Handover(self._driver, None),
             lambda: self._client.stream(
                 capability, frames, within_ms=within_ms, options=options, drop=drop
-            )
+            ),
         )
 
     def map(
@@ -267,49 +278,28 @@ class Spine:
         within_ms: float = 60_000.0,
         options: Mapping[str, Scalar] | None = None,
         window: int | None = None,
-        progress: Callable[[int, int | None], None] | None = None,
+        progress: Progress | None = None,
     ) -> Iterator[Outcome[Answer]]:
         """Every item once, outcomes in order. See `AsyncSpine.map`."""
+        handover = Handover(self._driver, progress)
         return self._iterate(
+            handover,
             lambda: self._client.map(
                 capability,
                 items,
                 within_ms=within_ms,
                 options=options,
                 window=window,
-                progress=progress,
-            )
+                progress=None if progress is None else handover.tell,
+            ),
         )
 
     def _iterate(
-        self, make: Callable[[], AsyncIterator[Outcome[Answer]]]
+        self, handover: Handover, make: Callable[[], AsyncIterator[Outcome[Answer]]]
     ) -> Iterator[Outcome[Answer]]:
-        """Hand what an asynchronous iterator yields over to this thread."""
-        handed: queue.Queue[Outcome[Answer] | BaseException | None] = queue.Queue()
-        places = threading.Semaphore(_QUEUE)
-
-        async def pump() -> None:
-            try:
-                async for outcome in make():
-                    while not places.acquire(blocking=False):  # noqa: ASYNC110 - two threads
-                        await asyncio.sleep(0.002)
-                    handed.put(outcome)
-            except BaseException as error:
-                handed.put(error)
-                raise
-            handed.put(None)
-
-        running = asyncio.run_coroutine_threadsafe(pump(), self._driver.loop)
-        self._driver.hold()
-        try:
-            while (item := handed.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                places.release()
-                yield item
-        finally:
-            running.cancel()
-            self._driver.unhold()
+        if self._is_closed:
+            raise ConnectionLost(_CLOSED)
+        return handover.iterate(make)
 
     def devices(self) -> "list[DeviceState]":
         """The devices that are online."""
