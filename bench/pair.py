@@ -46,13 +46,20 @@ class Cable:
                 self._is_over.wait(60)
                 break
             for end in ready:
-                data = end.recv(262_144)
-                if not data:
+                if not self._pass_on(end, outer if end is inner else inner):
                     self._is_over.set()
                     break
-                (outer if end is inner else inner).sendall(data)
         inner.close()
         outer.close()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> bool:
+        """Whether there was something to pass on; an end that is gone ends the cable."""
+        try:
+            data = source.recv(262_144)
+            target.sendall(data)
+        except OSError:
+            return False
+        return bool(data)
 
     def cut(self) -> None:
         """From now on silence."""
@@ -161,7 +168,7 @@ def measure(fleet: Fleet, spine: Spine, count: int, seconds: int) -> dict[str, o
 
 def main() -> None:
     """Print the numbers."""
-    arguments = arguments_of(__doc__, count=200, seconds=10)
+    arguments = arguments_of(__doc__, count=200, seconds=8)
     with running_fleet(fast="work_10", slow="work_40") as (fleet, spine):
         numbers = measure(fleet, spine, arguments.count, arguments.seconds)
     for kind in ("sigkill", "sigstop", "partition"):
