@@ -121,13 +121,14 @@ def test_a_clean_stop_hands_back_what_it_has_not_begun(fleet: Any) -> None:
 
 def test_a_forged_reply_is_not_believed(echo_fleet: Any) -> None:
     import paho.mqtt.client as paho
+    from paho.mqtt.enums import CallbackAPIVersion
 
     from ispine.protocol.chunks import Stamper
     from ispine.protocol.clock import boot_ns
     from ispine.protocol.messages import Reply
 
     stamper = Stamper("a1", 99, boot_ns)
-    forger = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    forger = paho.Client(CallbackAPIVersion.VERSION2)
 
     def on_task(_client: Any, _data: Any, message: Any) -> None:
         task: Any = decode(message.payload)[1]

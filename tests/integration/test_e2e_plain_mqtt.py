@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from ispine.sdk import Spine, TaskRejected
 
@@ -144,9 +145,9 @@ def test_a_bad_file_gets_an_error_within_a_second(
 ) -> None:
     file = tmp_path / "file"
     file.write_bytes(BAD_FILES[kind](photos["coffee"]))
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client = paho.Client(CallbackAPIVersion.VERSION2)
     answers: list[bytes] = []
-    client.on_message = lambda _c, _d, message: answers.append(message.payload)
+    client.on_message = lambda _c, _d, message: answers.append(bytes(message.payload))
     client.connect("127.0.0.1", port)
     client.subscribe("ispine/results/glasses-1/+", 1)
     client.loop_start()
@@ -207,7 +208,7 @@ def test_a_bad_id_in_a_topic_is_answered_where_it_can_be(port: int, level: str) 
 
 
 def test_nonsense_on_every_topic_stops_nothing(port: int, detecting: Any) -> None:
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client = paho.Client(CallbackAPIVersion.VERSION2)
     client.connect("127.0.0.1", port)
     client.loop_start()
     topics = (
