@@ -147,7 +147,11 @@ def test_a_bad_file_gets_an_error_within_a_second(
     file.write_bytes(BAD_FILES[kind](photos["coffee"]))
     client = paho.Client(CallbackAPIVersion.VERSION2)
     answers: list[bytes] = []
-    client.on_message = lambda _c, _d, message: answers.append(bytes(message.payload))
+
+    def keep(_client: object, _data: object, message: paho.MQTTMessage) -> None:
+        answers.append(bytes(message.payload))
+
+    client.on_message = keep
     client.connect("127.0.0.1", port)
     client.subscribe("ispine/results/glasses-1/+", 1)
     client.loop_start()
