@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHUNK_CHECK_S = 0.1
+MOST_PARTIAL = 16
 FEWEST_PLACES = 4
 _CLOSED = "expected an open client; this one was closed"
 
@@ -64,7 +65,7 @@ class AsyncSpine:
         self._ended: dict[str, list[Ended]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._chunk_timer: asyncio.TimerHandle | None = None
-        self._reassembler = Reassembler()
+        self._reassembler = Reassembler(max_open_per_sender=MOST_PARTIAL)
         self._local = local
         self._running_here: set[asyncio.Task[Answer]] = set()
         self._hub: tuple[object, object] | None = None
@@ -545,6 +546,11 @@ class AsyncSpine:
     def _read(self, message: Message) -> Result | TaskEvent | None:
         head, body = decode(message.payload)
         if isinstance(body, Chunk):
+            if not self._core.is_open(body.task_id):
+                # What nobody waits for must not take the place of what somebody does.
+                if body.index == 0:
+                    self._core.stray_heard(body.task_id)
+                return None
             self._look_for_stalled()
             whole = self._reassembler.add(head, body, boot_ns())
             if whole is None:

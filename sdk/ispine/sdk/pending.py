@@ -180,11 +180,19 @@ class Pending:
         """The hub's outcome of a task."""
         entry = self._open.get(result.task_id)
         if entry is None:
-            self._count_stray(result.task_id)
+            self.stray_heard(result.task_id)
             return []
         self._heard_of(entry, now_ns)
         self.stats.answered += 1
         return [self._end(result, by_hub=True)]
+
+    def stray_heard(self, task_id: str) -> None:
+        """An outcome of a task that is not open: it comes again, or it is late."""
+        if self._done.get(task_id, False):
+            self.stats.duplicates += 1
+        else:
+            self.stats.late += 1
+            self._remember(task_id, True)
 
     def result_stalled(self, task_id: str, now_ns: int) -> list[Action]:
         """Pieces of an outcome stay away: the hub repeats it when it is asked again."""
@@ -319,13 +327,6 @@ class Pending:
         self._bound()
         self._remember(result.task_id, by_hub)
         return EndTask(result)
-
-    def _count_stray(self, task_id: str) -> None:
-        if self._done.get(task_id, False):
-            self.stats.duplicates += 1
-        else:
-            self.stats.late += 1
-            self._remember(task_id, True)
 
     def _remember(self, task_id: str, by_hub: bool) -> None:
         self._done.pop(task_id, None)
