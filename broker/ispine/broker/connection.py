@@ -1,42 +1,38 @@
 """One client on a byte stream: MQTT packets to the core and back.
 
-The same class serves TCP and WebSocket; the transport gives it bytes with `feed` and a `Wire` to
-write to.
+The same class serves TCP and WebSocket; the transport gives it bytes and a `Wire` to write to. A
+client that sends many packets at once is served in turns, so that nobody waits for it.
 """
 
 from typing import Protocol
 
 from ispine.broker import packets
 from ispine.broker.core import BrokerCore, Refusal
+from ispine.broker.intake import Intake, Memory
 from ispine.broker.packets import Malformed
 from ispine.broker.session import Outgoing, Session
 
-MAX_CONNECT_BYTES = 128 * 1024
+TURN = 512
 
 
 class Wire(Protocol):
     """Where a connection writes."""
 
     @property
-    def backlog(self) -> int:
-        """Bytes written and not yet taken by the peer."""
+    def is_slow(self) -> bool:
+        """Whether the peer leaves more unread than it may."""
 
-    def write(self, data: bytes) -> None:
-        """Send bytes; never waits."""
+    def write(self, data: bytes | bytearray) -> None:
+        """Send bytes; never waits. They are not changed afterwards."""
+
+    def take_turns(self) -> None:
+        """Stop reading; call `Connection.go_on` when the others have been served."""
 
     def finish(self) -> None:
         """Close after what was written has gone out, within a moment."""
 
     def abort(self) -> None:
         """Close at once."""
-
-
-class Memory:
-    """Bytes of unfinished packets, all connections together."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
 
 
 class Connection:
@@ -52,42 +48,33 @@ class Connection:
     def __init__(self, core: BrokerCore, wire: Wire, address: str, memory: Memory) -> None:
         self._core = core
         self._wire = wire
-        self._address = address
-        self._memory = memory
-        self._buffer = bytearray()
-        self._wanted = 0
+        self.address = address
+        self._intake = Intake(memory, self, self._publish_limit, self._on_packet)
+        self._spent = 0
+        self._to_send_retained: dict[str, None] = {}
         self.session: Session | None = None
         self.keepalive_s = 0.0
         self.is_closed = False
 
     @property
-    def backlog(self) -> int:
-        """See `Peer.backlog`."""
-        return self._wire.backlog
+    def is_slow(self) -> bool:
+        """See `Peer.is_slow`."""
+        return self._wire.is_slow
 
     def send(self, message: Outgoing, qos: int, mid: int, *, dup: bool = False) -> None:
         """See `Peer.send`."""
-        if qos == 0:
-            self._wire.write(message.at_qos_0())
-            return
-        packet = packets.publish_bytes(
-            message.topic, message.payload, 1, mid=mid, retain=message.retain, dup=dup
-        )
-        self._wire.write(packet)
+        self._wire.write(message.at_qos_1(mid, dup=dup) if qos else message.at_qos_0())
 
     def close(self, reason: str) -> None:
         """See `Peer.close`: the session is already somebody else's."""
         self.session = None
-        self.is_closed = True
-        self._release()
+        self._end()
         self._wire.abort()
 
-    def feed(self, data: bytes) -> None:
-        """Take bytes as they arrive; everything that breaks the protocol ends the connection."""
-        try:
-            self._consume(data)
-        except Malformed as error:
-            self.fail(error.reason)
+    def _end(self) -> None:
+        self.is_closed = True
+        self._to_send_retained.clear()
+        self._intake.drop()
 
     def fail(self, reason: str) -> None:
         """End the connection because of the peer; its will is published."""
@@ -99,85 +86,98 @@ class Connection:
 
     def lost(self) -> None:
         """The connection is gone without a goodbye."""
-        self.is_closed = True
-        self._release()
+        self._end()
         session, self.session = self.session, None
         if session is not None:
             self._core.disconnect(session, is_clean=False)
 
-    def _release(self) -> None:
-        self._memory.used -= len(self._buffer)
-        self._buffer = bytearray()
+    def retire(self) -> None:
+        """The broker stops: what was written still goes out."""
+        self.lost()
+        self._wire.finish()
 
-    def _consume(self, data: bytes) -> None:
-        if not self._buffer:
-            self._keep(data, self._take_packets(memoryview(data)))
-            return
-        self._buffer += data
-        self._memory.used += len(data)
-        if len(self._buffer) >= self._wanted:
-            whole, self._buffer = self._buffer, bytearray()
-            self._memory.used -= len(whole)
-            self._keep(whole, self._take_packets(memoryview(whole)))
-        self._check_memory()
+    def room(self) -> memoryview:
+        """Where the transport writes the next bytes of the stream."""
+        return self._intake.room()
 
-    def _keep(self, data: bytes | bytearray, used: int) -> None:
-        if used < len(data) and not self.is_closed:
-            self._buffer = bytearray(memoryview(data)[used:])
-            self._memory.used += len(self._buffer)
-            self._check_memory()
+    def wrote(self, count: int) -> None:
+        """Bytes came; whatever breaks the protocol ends the connection."""
+        self._spent = 0
+        try:
+            self._intake.wrote(count)
+            self._continue()
+        except Malformed as error:
+            self.fail(error.reason)
 
-    def _check_memory(self) -> None:
-        if self._memory.used > self._memory.limit and self._buffer:
-            raise Malformed("too many unfinished packets")
+    def feed(self, data: memoryview) -> int:
+        """Take bytes that came in another buffer; how many, fewer where a turn ended."""
+        used = 0
+        while used < len(data) and not self.is_closed and not self.has_more:
+            room = self.room()
+            count = min(len(room), len(data) - used)
+            room[:count] = data[used : used + count]
+            used += count
+            self.wrote(count)
+        return used
 
-    def _take_packets(self, view: memoryview) -> int:
-        start = 0
-        self._wanted = 0
-        while not self.is_closed:
-            limit = self._core.limits.packet_bytes if self.session else MAX_CONNECT_BYTES
-            found = packets.split(view[start:], limit)
-            if found is None:
-                break
-            first, body, end = found
-            if start + end > len(view):
-                self._wanted = end
-                break
-            self._handle(first, view[start : start + end], body)
-            start += end
-        return start
+    def go_on(self) -> None:
+        """Take the next turn."""
+        self._spent = 0
+        try:
+            self._send_more_retained()
+            if not self.is_closed and not self._to_send_retained and self._intake.has_more:
+                self._intake.go_on()
+            self._continue()
+        except Malformed as error:
+            self.fail(error.reason)
 
-    def _handle(self, first: int, packet: memoryview, body: int) -> None:
-        kind = first >> 4
-        if self.session is None:
-            if kind != packets.CONNECT or first & 0x0F:
+    @property
+    def has_more(self) -> bool:
+        """Whether there is work for another turn."""
+        return not self.is_closed and (self._intake.has_more or bool(self._to_send_retained))
+
+    def _continue(self) -> None:
+        if self.is_closed:
+            self._intake.drop()
+        elif self.has_more:
+            self._wire.take_turns()
+
+    def _publish_limit(self) -> int:
+        return self._core.limits.packet_bytes if self.session else packets.CONTROL_BYTES
+
+    def _on_packet(self, packet: bytes | bytearray, body: int) -> bool:
+        self._spent += 1
+        kind = packet[0] >> 4
+        session = self.session
+        if session is None:
+            if kind != packets.CONNECT or packet[0] & 0x0F:
                 raise Malformed("no CONNECT")
             self._on_connect(bytes(packet))
-            return
-        if kind == packets.PUBLISH:
-            self._on_publish(self.session, first, packet[body:])
+        elif kind == packets.PUBLISH:
+            self._on_publish(session, packet, body)
         elif kind == packets.PUBACK:
-            self.session.acknowledge(packets.read_mid(packet[body:]))
+            session.acknowledge(packets.read_mid(memoryview(packet)))
         elif kind == packets.PINGREQ:
             self._wire.write(packets.PINGRESP_BYTES)
         else:
-            self._handle_rare(self.session, kind, packet, body)
+            self._on_rare(session, kind, bytes(packet))
+        return self._spent < TURN and not self.is_closed and not self._to_send_retained
 
-    def _handle_rare(self, session: Session, kind: int, packet: memoryview, body: int) -> None:
+    def _on_rare(self, session: Session, kind: int, packet: bytes) -> None:
+        self._spent += len(packet) // 16
         if kind == packets.SUBSCRIBE:
-            self._on_subscribe(session, bytes(packet))
+            self._on_subscribe(session, packet)
         elif kind == packets.UNSUBSCRIBE:
-            mid, filters = packets.read_unsubscribe(bytes(packet))
+            mid, filters = packets.read_unsubscribe(packet)
             self._core.unsubscribe(session, filters)
             self._wire.write(packets.ack_bytes(packets.UNSUBACK, mid))
         elif kind == packets.PUBREL and packet[0] & 0x0F == 2:
-            mid = packets.read_mid(packet[body:])
+            mid = packets.read_mid(memoryview(packet))
             session.received_qos2.discard(mid)
             self._wire.write(packets.ack_bytes(packets.PUBCOMP, mid))
         elif kind == packets.DISCONNECT:
             self.session = None
-            self.is_closed = True
-            self._release()
+            self._end()
             self._core.disconnect(session, is_clean=True)
             self._wire.finish()
         else:
@@ -185,10 +185,10 @@ class Connection:
 
     def _on_connect(self, packet: bytes) -> None:
         request = packets.read_connect(packet)
-        answer = self._core.connect(request, self, self._address)
+        answer = self._core.connect(request, self, self.address)
         if isinstance(answer, Refusal):
             self._wire.write(packets.connack_bytes(answer.code))
-            self.is_closed = True
+            self._end()
             self._wire.finish()
             return
         session, is_present = answer
@@ -197,25 +197,27 @@ class Connection:
         self._wire.write(packets.connack_bytes(packets.ACCEPTED, is_present=is_present))
         self._core.resume(session)
 
-    def _on_publish(self, session: Session, first: int, body: memoryview) -> None:
-        message = packets.read_publish(first, body)
-        if message.qos == 2:
-            is_new = message.mid not in session.received_qos2
-            if is_new and len(session.received_qos2) >= self._core.limits.inflight:
-                raise Malformed("too many at QoS 2")
-            session.received_qos2.add(message.mid)
-            if is_new:
-                self._publish(session, message)
-            self._wire.write(packets.ack_bytes(packets.PUBREC, message.mid))
-            return
-        self._publish(session, message)
-        if message.qos == 1:
-            self._wire.write(packets.ack_bytes(packets.PUBACK, message.mid))
-
-    def _publish(self, session: Session, message: packets.Publish) -> None:
-        self._core.publish(
-            session, message.topic, message.payload, message.qos, retain=message.retain
+    def _on_publish(self, session: Session, packet: bytes | bytearray, body: int) -> None:
+        published = packets.read_publish(packet, body)
+        message = Outgoing(
+            published.topic,
+            published.payload,
+            packet=packet if published.is_plain else None,
         )
+        qos = published.qos
+        if qos < 2 or self._is_first_of(session, published.mid):
+            self._core.publish(session, message, qos, retain=published.retain)
+        if qos:
+            kind = packets.PUBACK if qos == 1 else packets.PUBREC
+            self._wire.write(packets.ack_bytes(kind, published.mid))
+
+    def _is_first_of(self, session: Session, mid: int) -> bool:
+        if mid in session.received_qos2:
+            return False
+        if len(session.received_qos2) >= self._core.limits.inflight:
+            raise Malformed("too many at QoS 2")
+        session.received_qos2.add(mid)
+        return True
 
     def _on_subscribe(self, session: Session, packet: bytes) -> None:
         mid, wanted = packets.read_subscribe(packet)
@@ -223,4 +225,11 @@ class Connection:
         self._wire.write(packets.suback_bytes(mid, codes))
         for (topic_filter, _), code in zip(wanted, codes, strict=True):
             if code <= 1:
-                self._core.send_retained(session, topic_filter)
+                self._to_send_retained[topic_filter] = None
+        self._send_more_retained()
+
+    def _send_more_retained(self) -> None:
+        while self._to_send_retained and self.session is not None and self._spent < TURN:
+            topic_filter = next(iter(self._to_send_retained))
+            del self._to_send_retained[topic_filter]
+            self._spent += self._core.send_retained(self.session, topic_filter)

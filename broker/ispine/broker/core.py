@@ -8,10 +8,11 @@ of the reader; wills and retained messages take the same way.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ispine.broker.access import Access, Identity
-from ispine.broker.config import BrokerConfig
+from ispine.broker.access import HUB_ROLE, Access, Identity
+from ispine.broker.config import BrokerConfig, Limits, Rule, User
 from ispine.broker.packets import (
     BAD_CLIENT_ID,
     BAD_CREDENTIALS,
@@ -29,6 +30,16 @@ from ispine.protocol.link import MAX_TOPIC_BYTES, Will
 from ispine.protocol.topics import matches
 
 REFUSED = 0x80
+IN_PROCESS = "\0"
+IN_PROCESS_MESSAGES = 20_000
+
+
+def is_topic(topic: str) -> bool:
+    """Whether a topic may be published to."""
+    if not topic or "+" in topic or "#" in topic or "\0" in topic:
+        return False
+    size = len(topic)
+    return size <= MAX_TOPIC_BYTES and (topic.isascii() or len(topic.encode()) <= MAX_TOPIC_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,19 @@ class BrokerCore:
         self._trie: TopicTrie[Session] = TopicTrie()
         self._away: OrderedDict[str, None] = OrderedDict()
 
+    def replace_access(self, users: Iterable[User], rules: Iterable[Rule]) -> None:
+        """From now on other users and rules; who is no user any more is disconnected."""
+        self.access.replace(users, rules)
+        for session in list(self.sessions.values()):
+            name = session.identity.name
+            if not name or session.client_id.startswith(IN_PROCESS):
+                continue
+            identity = self.access.identity_of(name)
+            if identity is None:
+                self.revoke(session)
+            else:
+                session.identity = identity
+
     def connect(self, request: Connect, peer: Peer, address: str) -> tuple[Session, bool] | Refusal:
         """Admit a client.
 
@@ -89,11 +113,19 @@ class BrokerCore:
         Raises:
             ConfigError: the name is in use by somebody else.
         """
-        request = Connect(name, True, 0, None, None, will, 1, True, 4)
-        opened = self._open(request, Identity(name, "hub"), peer)
-        if isinstance(opened, Refusal):
-            raise ConfigError(f"expected {name!r} to be free; {opened.reason}; choose another name")
-        return opened[0]
+        client_id = f"{IN_PROCESS}{name}"
+        if client_id in self.sessions:
+            raise ConfigError(
+                f"expected one part of the hub named {name!r}; there is one already;"
+                " choose another name"
+            )
+        limits = self.limits.model_copy(
+            update={"inflight": IN_PROCESS_MESSAGES, "queue_messages": IN_PROCESS_MESSAGES}
+        )
+        request = Connect(client_id, True, 0, None, None, will, 1, True, 4)
+        session = self._fresh(client_id, Identity(name, HUB_ROLE), is_clean=True, limits=limits)
+        self._begin(session, request, peer)
+        return session
 
     def _refusal(self, request: Connect) -> Refusal | None:
         if request.version not in (3, 4):
@@ -102,6 +134,8 @@ class BrokerCore:
             return Refusal(BAD_CLIENT_ID, "client id")
         if len(request.client_id) > 256:
             return Refusal(BAD_CLIENT_ID, "client id")
+        if request.will is not None and not is_topic(request.will.topic):
+            return Refusal(NOT_AUTHORISED, "illegal will")
         return None
 
     def _open(
@@ -109,30 +143,43 @@ class BrokerCore:
     ) -> tuple[Session, bool] | Refusal:
         client_id = request.client_id or f"auto-{new_task_id()}"
         old = self.sessions.get(client_id)
-        if old is not None and old.identity != identity:
-            self.counters.count(self.counters.refused, "client id of another")
-            return Refusal(BAD_CLIENT_ID, "client id of another")
-        if old is None and len(self.sessions) >= self.limits.sessions + self.limits.connections:
-            self.counters.count(self.counters.refused, "too many sessions")
-            return Refusal(UNAVAILABLE, "too many sessions")
+        refusal = self._refusal_of(client_id, identity, old)
+        if refusal is not None:
+            self.counters.count(self.counters.refused, refusal.reason)
+            return refusal
         if old is not None and old.peer is not None:
             self._take_over(old)
         kept = self.sessions.get(client_id)
         if kept is not None and (request.is_clean or kept.is_clean):
             self._forget(kept)
             kept = None
-        session = kept or self._fresh(client_id, identity, request.is_clean)
-        self._away.pop(client_id, None)
+        session = kept or self._fresh(client_id, identity, request.is_clean, self.limits)
+        session.identity = identity
+        self._begin(session, request, peer)
+        return session, kept is not None
+
+    def _refusal_of(
+        self, client_id: str, identity: Identity, old: Session | None
+    ) -> Refusal | None:
+        if old is not None and old.identity.name != identity.name:
+            return Refusal(BAD_CLIENT_ID, "client id of another")
+        if not self.access.owns(identity, client_id):
+            return Refusal(BAD_CLIENT_ID, "client id of another")
+        if old is None and len(self.sessions) >= self.limits.sessions + self.limits.connections:
+            return Refusal(UNAVAILABLE, "too many sessions")
+        return None
+
+    def _begin(self, session: Session, request: Connect, peer: Peer) -> None:
+        self._away.pop(session.client_id, None)
         session.is_clean = request.is_clean
         session.will, session.will_qos = request.will, request.will_qos
         session.will_retain = request.will_retain
         session.peer = peer
         self.counters.connections_total += 1
-        return session, kept is not None
 
-    def _fresh(self, client_id: str, identity: Identity, is_clean: bool) -> Session:
+    def _fresh(self, client_id: str, identity: Identity, is_clean: bool, limits: Limits) -> Session:
         session = self.sessions[client_id] = Session(
-            client_id, identity, is_clean=is_clean, limits=self.limits, counters=self.counters
+            client_id, identity, is_clean=is_clean, limits=limits, counters=self.counters
         )
         return session
 
@@ -150,7 +197,7 @@ class BrokerCore:
 
     def disconnect(self, session: Session, *, is_clean: bool) -> None:
         """The connection ended; with `is_clean` the will is forgotten, else published."""
-        session.peer = None
+        session.part()
         will, session.will = session.will, None
         if session.is_clean:
             self._forget(session)
@@ -160,13 +207,9 @@ class BrokerCore:
             self._publish_will(session, will.topic, will.payload)
 
     def _publish_will(self, session: Session, topic: str, payload: bytes) -> None:
-        try:
-            self._check_topic(topic)
-        except Malformed:
-            self.counters.count(self.counters.dropped, "illegal will")
-            return
         self.counters.wills_sent += 1
-        self.publish(session, topic, payload, session.will_qos, retain=session.will_retain)
+        message = Outgoing(topic, payload)
+        self.publish(session, message, session.will_qos, retain=session.will_retain)
 
     def _keep_away(self, session: Session) -> None:
         self._away[session.client_id] = None
@@ -180,44 +223,42 @@ class BrokerCore:
         for topic_filter in session.subscriptions:
             self._trie.remove(topic_filter, session)
         session.subscriptions.clear()
+        session.clear()
         self._away.pop(session.client_id, None)
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
 
-    def _check_topic(self, topic: str) -> None:
-        if not topic or "+" in topic or "#" in topic or "\0" in topic:
-            raise Malformed("illegal topic")
-        if len(topic) > MAX_TOPIC_BYTES or len(topic.encode()) > MAX_TOPIC_BYTES:
-            raise Malformed("illegal topic")
-
-    def publish(
-        self, session: Session, topic: str, payload: bytes, qos: int, *, retain: bool
-    ) -> None:
+    def publish(self, session: Session, message: Outgoing, qos: int, *, retain: bool) -> None:
         """Route one message of a client.
 
         A message that the rules forbid is dropped and counted (MQTT 3.1.1 has no way to say so).
 
+        Args:
+            session: whose.
+            message: with the retain flag down.
+            qos: as published.
+            retain: keep it for later subscribers.
+
         Raises:
             Malformed: a topic that may not be published to.
         """
-        self._check_topic(topic)
-        self.counters.messages_in += 1
-        self.counters.bytes_in += len(payload)
+        topic = message.topic
+        if not is_topic(topic):
+            raise Malformed("illegal topic")
+        counters = self.counters
+        counters.messages_in += 1
+        counters.bytes_in += message.size
         if topic[0] == "$" or not self.access.may_publish(session.identity, topic):
-            self.counters.count(self.counters.dropped, "not authorised")
+            counters.count(counters.dropped, "not authorised")
             return
         if retain:
-            self._retain(topic, payload, qos)
-        self._route(topic, payload, min(qos, 1))
+            self._retain(topic, message.payload, qos)
+        self._route(message, min(qos, 1))
 
-    def _route(self, topic: str, payload: bytes, qos: int) -> None:
-        readers = self._trie.match(topic)
-        if not readers:
-            return
-        message = Outgoing(topic, payload)
+    def _route(self, message: Outgoing, qos: int) -> None:
         access = self.access
-        for reader, granted in readers.items():
-            if access.has_rules and not access.may_receive(reader.identity, topic):
+        for reader, granted in self._trie.match(message.topic).items():
+            if not access.may_receive(reader.identity, message.topic):
                 self.counters.count(self.counters.dropped, "reader not authorised")
                 continue
             reader.deliver(message, min(qos, granted))
@@ -225,15 +266,16 @@ class BrokerCore:
     def _retain(self, topic: str, payload: bytes, qos: int) -> None:
         old = self.retained.pop(topic, None)
         if old is not None:
-            self._retained_bytes -= len(old.payload)
+            self._retained_bytes -= len(topic) + len(old.payload)
         if not payload:
             return
+        size = len(topic) + len(payload)
         is_full = len(self.retained) >= self.limits.retained_messages
-        if is_full or self._retained_bytes + len(payload) > self.limits.retained_bytes:
+        if is_full or self._retained_bytes + size > self.limits.retained_bytes:
             self.counters.count(self.counters.dropped, "retained store full")
             return
         self.retained[topic] = Retained(topic, payload, min(qos, 1))
-        self._retained_bytes += len(payload)
+        self._retained_bytes += size
 
     def subscribe(self, session: Session, wanted: list[tuple[str, int]]) -> list[int]:
         """Subscribe; the granted QoS of each filter, 128 for a refused one.
@@ -256,15 +298,17 @@ class BrokerCore:
                 codes.append(granted)
         return codes
 
-    def send_retained(self, session: Session, topic_filter: str) -> None:
-        """Send the retained messages of a filter that was just granted."""
+    def send_retained(self, session: Session, topic_filter: str) -> int:
+        """Send the retained messages of a filter that was just granted; how many it looked at."""
         granted = session.subscriptions.get(topic_filter)
         if granted is None:
-            return
-        for kept in self._kept(topic_filter):
-            if self.access.may_receive(session.identity, kept.topic):
-                message = Outgoing(kept.topic, kept.payload, retain=True)
-                session.deliver(message, min(kept.qos, granted))
+            return 0
+        kept = self._kept(topic_filter)
+        for each in kept:
+            if self.access.may_receive(session.identity, each.topic):
+                message = Outgoing(each.topic, each.payload, retain=True)
+                session.deliver(message, min(each.qos, granted))
+        return len(kept) + len(self.retained) // 16
 
     def _kept(self, topic_filter: str) -> list[Retained]:
         if "+" not in topic_filter and "#" not in topic_filter:
@@ -278,23 +322,25 @@ class BrokerCore:
             if session.subscriptions.pop(topic_filter, None) is not None:
                 self._trie.remove(topic_filter, session)
 
-    def drop_identity(self, name: str) -> int:
-        """End every session of an identity at once; how many there were."""
-        doomed = [s for s in self.sessions.values() if s.identity.name == name]
-        for session in doomed:
-            peer = session.peer
-            session.will = None
-            session.is_clean = True
-            self.disconnect(session, is_clean=True)
-            if peer is not None:
-                peer.close("revoked")
-        return len(doomed)
+    def revoke(self, session: Session) -> None:
+        """End a session at once, without its will."""
+        peer = session.peer
+        session.will = None
+        session.is_clean = True
+        self.disconnect(session, is_clean=True)
+        self.counters.count(self.counters.closed, "revoked")
+        if peer is not None:
+            peer.close("revoked")
 
     def stats(self) -> dict[str, int | float]:
         """Counters by name, reasons after a colon."""
         counters = self.counters
         flat: dict[str, int | float] = {
             "connected": sum(s.peer is not None for s in self.sessions.values()),
+            "slow_clients": sum(
+                s.peer is not None and s.peer.is_slow for s in self.sessions.values()
+            ),
+            "queued_bytes": counters.queued_bytes,
             "sessions": len(self.sessions),
             "retained_messages": len(self.retained),
             "retained_bytes": self._retained_bytes,
@@ -316,11 +362,10 @@ class BrokerCore:
         Raises:
             AssertionError: it does not.
         """
-        assert self._retained_bytes == sum(len(r.payload) for r in self.retained.values())
+        sizes = (len(kept.topic) + len(kept.payload) for kept in self.retained.values())
+        assert self._retained_bytes == sum(sizes) <= self.limits.retained_bytes
+        assert self.counters.queued_bytes == sum(s.held_bytes for s in self.sessions.values())
         for client_id, session in self.sessions.items():
             assert session.client_id == client_id
-            assert len(session.inflight) <= self.limits.inflight
-            assert len(session.queue) <= self.limits.queue_messages
-            assert session.queued_bytes == sum(len(m.payload) + len(m.topic) for m in session.queue)
-            assert session.peer is not None or not session.is_clean
-            assert session.peer is None or client_id not in self._away
+            assert (session.peer is None) == (client_id in self._away)
+            session.check_invariants()

@@ -1,14 +1,12 @@
 """The broker inside the hub's own process."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from ispine.broker.config import BrokerConfig
-from ispine.broker.connection import Memory
+from ispine.broker.config import BrokerConfig, Rule, User
 from ispine.broker.core import BrokerCore
-from ispine.broker.listener import Rate, TcpPeer, Watch, bind
+from ispine.broker.listener import BACKLOG, Gate, TcpPeer, bind
 from ispine.broker.local import LocalLink
-from ispine.broker.websocket import WebSocketListener
 from ispine.protocol.link import Link, Will
 
 
@@ -24,58 +22,62 @@ class EmbeddedEngine:
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
         self.core = BrokerCore(config)
-        self._memory = Memory(config.limits.unfinished_bytes)
-        self._rate = Rate(config.limits.connects_per_s)
-        self._watch = Watch(self.core)
-        self._server: asyncio.Server | None = None
-        self._websocket: WebSocketListener | None = None
+        self._gate = Gate(self.core)
+        self._servers: list[asyncio.Server] = []
         self._links: list[LocalLink] = []
         self._port = config.port
+        self._ws_port = config.ws_port
 
     @property
     def url(self) -> str:
         """Where clients connect."""
-        host = self._config.host
-        if host in ("", "0.0.0.0", "::"):
-            host = "127.0.0.1"
-        return f"mqtt://{f'[{host}]' if ':' in host else host}:{self._port}"
+        return f"mqtt://{self._shown_host}:{self._port}"
 
     @property
     def ws_url(self) -> str | None:
         """Where WebSocket clients connect, None without that listener."""
-        return None if self._websocket is None else self._websocket.url
+        return None if self._ws_port is None else f"ws://{self._shown_host}:{self._ws_port}/mqtt"
+
+    @property
+    def _shown_host(self) -> str:
+        host = self._config.host
+        if host in ("", "0.0.0.0", "::"):
+            host = "127.0.0.1"
+        return f"[{host}]" if ":" in host else host
 
     async def start(self) -> None:
         """See `Engine.start`."""
-        listening = bind(self._config.host, self._config.port)
-        self._port = listening.getsockname()[1]
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._new_peer, sock=listening)
-        if self._config.ws_port is not None:
-            self._websocket = WebSocketListener(
-                self.core, self._watch, self._memory, self._rate, self._config
-            )
-            try:
-                await self._websocket.start()
-            except BaseException:
-                await self.stop()
-                raise
+        try:
+            self._port = await self._listen(self._config.port, self._tcp_peer)
+            if self._config.ws_port is not None:
+                self._ws_port = await self._listen(self._config.ws_port, self._ws_peer)
+        except BaseException:
+            await self.stop()
+            raise
 
-    def _new_peer(self) -> TcpPeer:
-        return TcpPeer(self.core, self._watch, self._memory, self._rate)
+    async def _listen(self, port: int, factory: Callable[[], asyncio.BaseProtocol]) -> int:
+        listening = bind(self._config.host, port)
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(factory, sock=listening, backlog=BACKLOG))
+        return int(listening.getsockname()[1])
+
+    def _tcp_peer(self) -> TcpPeer:
+        return TcpPeer(self.core, self._gate)
+
+    def _ws_peer(self) -> TcpPeer:
+        from ispine.broker.websocket import WebSocketPeer
+
+        return WebSocketPeer(self.core, self._gate, self._config.ws_origins)
 
     async def stop(self) -> None:
         """See `Engine.stop`."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        if self._websocket is not None:
-            await self._websocket.stop()
-            self._websocket = None
-        self._watch.stop()
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         for link in self._links:
             await link.close()
         self._links.clear()
+        await self._gate.stop()
 
     async def attach(self, name: str, will: Will | None = None) -> Link:
         """See `Engine.attach`: no socket between."""
@@ -83,10 +85,15 @@ class EmbeddedEngine:
         self._links.append(link)
         return link
 
+    async def replace_access(self, users: Iterable[User], rules: Iterable[Rule]) -> None:
+        """See `Engine.replace_access`."""
+        self.core.replace_access(users, rules)
+
     def stats(self) -> Mapping[str, int | float]:
         """See `Engine.stats`."""
         return {
             **self.core.stats(),
-            "open_connections": self._watch.count,
-            "unfinished_bytes": self._memory.used,
+            "open_connections": self._gate.count,
+            "unfinished_bytes": self._gate.memory.used,
+            "unread_bytes": self._gate.backlog_bytes,
         }

@@ -1,11 +1,14 @@
 """What every broker engine can do."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from ispine.broker.config import BrokerConfig
+from ispine.broker.config import BrokerConfig, Rule, User
 from ispine.protocol.errors import ConfigError
 from ispine.protocol.link import Link, Will
+
+log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -33,6 +36,13 @@ class Engine(Protocol):
     async def attach(self, name: str, will: Will | None = None) -> Link:
         """A connected link for a part of the hub."""
 
+    async def replace_access(self, users: Iterable[User], rules: Iterable[Rule]) -> None:
+        """From now on other users and rules; who is no user any more is disconnected.
+
+        Raises:
+            ConfigError: somebody else's broker, whose access only its operator can change.
+        """
+
     def stats(self) -> Mapping[str, int | float]:
         """Counters by name, for the doctor."""
 
@@ -47,6 +57,22 @@ def engine_for(config: BrokerConfig) -> Engine:
         from ispine.broker.external import ExternalEngine
 
         return ExternalEngine(config)
+    if config.engine == "mosquitto":
+        from ispine.broker.mosquitto import MosquittoEngine
+
+        return MosquittoEngine(config)
+    if config.engine == "auto":
+        return _best(config)
+    return _embedded(config)
+
+
+def _best(config: BrokerConfig) -> Engine:
+    from ispine.broker.mosquitto import MosquittoEngine, why_not
+
+    why = why_not(config)
+    if why is None:
+        return MosquittoEngine(config)
+    log.info("taking the embedded broker", extra={"why": why})
     return _embedded(config)
 
 

@@ -1,9 +1,9 @@
 """A broker that somebody else runs."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from ispine.broker.config import BrokerConfig
+from ispine.broker.config import BrokerConfig, Rule, User
 from ispine.protocol.errors import ConfigError
 from ispine.protocol.link import Link, Will
 from ispine.protocol.mqtt import MqttLink, parse_url
@@ -47,6 +47,17 @@ class ExternalEngine:
         await link.connect()
         self._links.append(link)
         return link
+
+    async def replace_access(self, users: Iterable[User], rules: Iterable[Rule]) -> None:
+        """See `Engine.replace_access`.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"expected a broker of our own; {self._shown} is somebody else's; give its operator the"
+            " files that docs/scale.md describes"
+        )
 
     def stats(self) -> Mapping[str, int | float]:
         """What can be counted from outside: the hub's own links."""

@@ -23,7 +23,10 @@ _BATCH = 64
 class LocalPeer:
     """The session's end: holds what has arrived until the loop hands it out."""
 
-    def __init__(self, deliver: Callable[[Message], None], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, limit: int, deliver: Callable[[Message], None], ended: Callable[[], None]
+    ) -> None:
+        self._limit = limit
         self._deliver = deliver
         self._ended = ended
         self._arrived: deque[tuple[Outgoing, int, int]] = deque()
@@ -33,14 +36,14 @@ class LocalPeer:
         self.session: Session | None = None
 
     @property
-    def backlog(self) -> int:
-        """See `Peer.backlog`."""
-        return self._backlog
+    def is_slow(self) -> bool:
+        """See `Peer.is_slow`."""
+        return self._backlog > self._limit
 
     def send(self, message: Outgoing, qos: int, mid: int, *, dup: bool = False) -> None:
         """See `Peer.send`."""
         self._arrived.append((message, qos, mid))
-        self._backlog += len(message.payload)
+        self._backlog += message.size
         self._schedule()
 
     def close(self, reason: str) -> None:
@@ -67,12 +70,14 @@ class LocalPeer:
             if self.session is None:
                 return
             message, qos, mid = self._arrived.popleft()
-            self._backlog -= len(message.payload)
+            self._backlog -= message.size
             if qos:
                 self.session.acknowledge(mid)
             self._deliver(Message(message.topic, message.payload, qos, message.retain))
         if self._arrived:
             self._schedule()
+        elif self.session is not None:
+            self.session.pump()
 
 
 class LocalLink:
@@ -88,7 +93,7 @@ class LocalLink:
         self._core = core
         self._handlers: dict[str, Handler] = {}
         self._listeners: list[StateListener] = []
-        self._peer = LocalPeer(self._hand_over, self._tell_ended)
+        self._peer = LocalPeer(core.limits.queue_bytes, self._hand_over, self._tell_ended)
         self._peer.session = core.attach(name, will, self._peer)
 
     @property
@@ -137,7 +142,7 @@ class LocalLink:
         """See `ispine.protocol.link.Link.publish`."""
         check_topic(topic)
         check_size(payload)
-        self._core.publish(self._alive(), topic, payload, qos, retain=retain)
+        self._core.publish(self._alive(), Outgoing(topic, payload), qos, retain=retain)
 
     async def subscribe(self, topic_filter: str, handler: Handler, *, qos: int = 0) -> None:
         """See `ispine.protocol.link.Link.subscribe`."""

@@ -6,7 +6,7 @@ that is not needed. CONNECT, SUBSCRIBE and UNSUBSCRIBE are read with amqtt's pac
 
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from amqtt.adapters import BufferReader
 from amqtt.errors import AMQTTError
@@ -21,7 +21,9 @@ SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = 8, 9, 
 
 ACCEPTED, BAD_VERSION, BAD_CLIENT_ID, UNAVAILABLE, BAD_CREDENTIALS, NOT_AUTHORISED = range(6)
 PINGRESP_BYTES = b"\xd0\x00"
+PLAIN_PUBLISH = PUBLISH << 4
 MAX_HEADER_BYTES = 5
+CONTROL_BYTES = 64 * 1024
 _READ_ERRORS = (AMQTTError, ValueError, IndexError, TypeError, UnicodeError)
 
 
@@ -52,15 +54,20 @@ class Connect:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """A message as a client sent it."""
+class Publish(NamedTuple):
+    """A message as a client sent it.
+
+    Attributes:
+        payload: a view of the packet.
+        is_plain: the packet can be sent on as it is: QoS 0, no flag, nothing wasted in its header.
+    """
 
     topic: str
-    payload: bytes
+    payload: memoryview
     qos: int
     retain: bool
     mid: int
+    is_plain: bool
 
 
 def _drive(work: Coroutine[Any, Any, Any]) -> Any:
@@ -163,42 +170,50 @@ def check_filter(topic_filter: str) -> str:
     return topic_filter
 
 
-def read_publish(first: int, body: memoryview) -> Publish:
-    """Read what follows the fixed header of a PUBLISH; copies the payload once.
+def read_publish(packet: bytes | bytearray, body: int) -> Publish:
+    """Read a whole PUBLISH packet; the payload is not copied.
 
     Args:
-        first: first byte of the packet.
-        body: the rest after the length.
+        packet: all of it.
+        body: where the fixed header ends.
 
     Raises:
         Malformed: it breaks MQTT 3.1.1.
     """
+    first = packet[0]
     qos = (first >> 1) & 3
-    if qos == 3 or len(body) < 2:
-        raise Malformed("bad PUBLISH")
-    end = 2 + int.from_bytes(body[:2], "big")
-    start = end + (2 if qos else 0)
-    if start > len(body):
+    end = body + 2 + int.from_bytes(packet[body : body + 2], "big")
+    start = end + 2 if qos else end
+    if qos == 3 or start > len(packet) or len(packet) < body + 2:
         raise Malformed("bad PUBLISH")
     try:
-        topic = str(body[2:end], "utf-8")
+        topic = packet[body + 2 : end].decode()
     except UnicodeDecodeError as error:
         raise Malformed("bad utf-8") from error
-    mid = int.from_bytes(body[end:start], "big")
+    mid = int.from_bytes(packet[end:start], "big")
     if qos and not mid:
         raise Malformed("bad PUBLISH")
-    return Publish(topic, bytes(body[start:]), qos, bool(first & 1), mid)
+    is_plain = first == PLAIN_PUBLISH and body == 1 + _length_size(len(packet) - body)
+    return Publish(topic, memoryview(packet)[start:], qos, bool(first & 1), mid, is_plain)
 
 
-def read_mid(body: memoryview) -> int:
+def read_mid(packet: memoryview) -> int:
     """The packet id of an acknowledgement.
 
     Raises:
-        Malformed: it is not two bytes.
+        Malformed: it is not four bytes.
     """
-    if len(body) != 2:
+    if len(packet) != 4:
         raise Malformed("bad acknowledgement")
-    return int.from_bytes(body, "big")
+    return int.from_bytes(packet[2:], "big")
+
+
+def _length_size(size: int) -> int:
+    if size < 128:
+        return 1
+    if size < 16_384:
+        return 2
+    return 3 if size < 2_097_152 else 4
 
 
 def _length(size: int) -> bytes:
@@ -212,7 +227,7 @@ def _length(size: int) -> bytes:
 
 def publish_bytes(
     topic: str,
-    payload: bytes,
+    payload: bytes | memoryview,
     qos: int = 0,
     *,
     mid: int = 0,
@@ -223,7 +238,12 @@ def publish_bytes(
     name = topic.encode()
     size = 2 + len(name) + (2 if qos else 0) + len(payload)
     first = 0x30 | (dup << 3) | (qos << 1) | retain
-    parts = [bytes((first,)), _length(size), len(name).to_bytes(2, "big"), name]
+    parts: list[bytes | memoryview] = [
+        bytes((first,)),
+        _length(size),
+        len(name).to_bytes(2, "big"),
+        name,
+    ]
     if qos:
         parts.append(mid.to_bytes(2, "big"))
     parts.append(payload)
@@ -246,29 +266,33 @@ def suback_bytes(mid: int, codes: list[int]) -> bytes:
     return bytes((SUBACK << 4,)) + _length(2 + len(codes)) + mid.to_bytes(2, "big") + bytes(codes)
 
 
-def split(buffer: memoryview, limit: int) -> tuple[int, int, int] | None:
-    """Find the first packet in a buffer.
+def split(view: memoryview, start: int, publish_limit: int) -> tuple[int, int, int] | None:
+    """Find the packet that begins at `start`.
 
     Args:
-        buffer: what has arrived.
-        limit: largest packet allowed, checked before the packet has arrived.
+        view: what has arrived.
+        start: offset of its first byte.
+        publish_limit: largest PUBLISH allowed, checked before the packet has arrived; other packets
+            may have `CONTROL_BYTES`.
 
     Returns:
-        First byte, offset of the body and end of the packet (which may lie beyond the buffer), or
-        None while the fixed header is not whole.
+        First byte, size of the fixed header and size of the whole packet (which may lie beyond the
+        view), or None while the fixed header is not whole.
 
     Raises:
         Malformed: the length is not one, or above the limit.
     """
     size = shift = 0
     for index in range(1, MAX_HEADER_BYTES):
-        if index >= len(buffer):
+        if start + index >= len(view):
             return None
-        byte = buffer[index]
+        byte = view[start + index]
         size |= (byte & 0x7F) << shift
         if not byte & 0x80:
-            if size > limit:
+            first = view[start]
+            limit = publish_limit if first >> 4 == PUBLISH else CONTROL_BYTES
+            if size + index + 1 > limit:
                 raise Malformed("packet too large")
-            return buffer[0], index + 1, index + 1 + size
+            return first, index + 1, size + index + 1
         shift += 7
     raise Malformed("bad length")

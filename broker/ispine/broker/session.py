@@ -1,7 +1,9 @@
 """What the broker keeps for one client.
 
 A session outlives its connection when the client asked for that. What waits for a client is
-bounded in messages and bytes, whether it is away or only slow.
+bounded in messages and bytes, whether it is away or only slow, and so is what waits for all
+together. Messages leave in the order in which they came, whatever their QoS: while something
+waits, what follows waits behind it.
 """
 
 from collections import OrderedDict, deque
@@ -14,28 +16,55 @@ from ispine.broker.packets import publish_bytes
 from ispine.protocol.link import Will
 
 
-@dataclass(slots=True)
 class Outgoing:
-    """One message on its way to any number of clients; encoded once for all at QoS 0."""
+    """One message on its way to any number of clients; encoded once for all at QoS 0.
 
-    topic: str
-    payload: bytes
-    retain: bool = False
-    _encoded: bytes | None = None
+    Args:
+        topic: concrete.
+        payload: bytes, or a view of `packet`; not copied.
+        retain: the flag to deliver it with.
+        packet: the message as it came, when it can be sent on as it is.
+    """
 
-    def at_qos_0(self) -> bytes:
+    __slots__ = ("_packet", "_payload", "retain", "size", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        payload: bytes | memoryview,
+        retain: bool = False,
+        packet: bytes | bytearray | None = None,
+    ) -> None:
+        self.topic = topic
+        self.retain = retain
+        self.size = len(topic) + len(payload)
+        self._payload = payload
+        self._packet = packet
+
+    @property
+    def payload(self) -> bytes:
+        """The payload as bytes; a view is copied at most once."""
+        if not isinstance(self._payload, bytes):
+            self._payload = bytes(self._payload)
+        return self._payload
+
+    def at_qos_0(self) -> bytes | bytearray:
         """The packet, the same bytes for every receiver."""
-        if self._encoded is None:
-            self._encoded = publish_bytes(self.topic, self.payload, retain=self.retain)
-        return self._encoded
+        if self._packet is None:
+            self._packet = publish_bytes(self.topic, self._payload, retain=self.retain)
+        return self._packet
+
+    def at_qos_1(self, mid: int, *, dup: bool) -> bytes:
+        """The packet for one receiver."""
+        return publish_bytes(self.topic, self._payload, 1, mid=mid, retain=self.retain, dup=dup)
 
 
 class Peer(Protocol):
     """The connected end of a session: a socket or a link in this process."""
 
     @property
-    def backlog(self) -> int:
-        """Bytes that were sent and not yet taken."""
+    def is_slow(self) -> bool:
+        """Whether more was sent than may wait unread."""
 
     def send(self, message: Outgoing, qos: int, mid: int, *, dup: bool = False) -> None:
         """Send one message; never waits."""
@@ -46,7 +75,11 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """What happened, for the doctor. Names of the maps are short reasons."""
+    """What happened, for the doctor. Names of the maps are short reasons.
+
+    Attributes:
+        queued_bytes: what waits or is unacknowledged now, in all sessions together.
+    """
 
     connections_total: int = 0
     messages_in: int = 0
@@ -54,6 +87,7 @@ class Counters:
     bytes_in: int = 0
     bytes_out: int = 0
     wills_sent: int = 0
+    queued_bytes: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     closed: dict[str, int] = field(default_factory=dict)
@@ -79,12 +113,12 @@ class Session:
         "_limits",
         "_next_mid",
         "client_id",
+        "held_bytes",
         "identity",
         "inflight",
         "is_clean",
         "peer",
         "queue",
-        "queued_bytes",
         "received_qos2",
         "subscriptions",
         "will",
@@ -107,8 +141,8 @@ class Session:
         self.peer: Peer | None = None
         self.subscriptions: dict[str, int] = {}
         self.inflight: OrderedDict[int, Outgoing] = OrderedDict()
-        self.queue: deque[Outgoing] = deque()
-        self.queued_bytes = 0
+        self.queue: deque[tuple[Outgoing, int]] = deque()
+        self.held_bytes = 0
         self.received_qos2: set[int] = set()
         self.will: Will | None = None
         self.will_qos = 0
@@ -119,40 +153,59 @@ class Session:
 
     def deliver(self, message: Outgoing, qos: int) -> None:
         """Send, queue or drop one message."""
-        if qos == 0:
-            self._deliver_at_most_once(message)
-            return
-        has_room = len(self.inflight) < self._limits.inflight and not self.queue
-        if self.peer is not None and has_room and self.peer.backlog <= self._limits.queue_bytes:
-            self._send_new(self.peer, message)
-        elif self.peer is None and self.is_clean:
-            self._counters.count(self._counters.dropped, "client away")
-        else:
-            self._enqueue(message)
-
-    def _deliver_at_most_once(self, message: Outgoing) -> None:
         peer = self.peer
         if peer is None:
-            return
-        if peer.backlog > self._limits.queue_bytes:
-            self._counters.count(self._counters.dropped, "slow client")
-            return
+            self._deliver_later(message, qos)
+        elif self.queue:
+            self._enqueue(message, qos)
+        elif qos:
+            self._deliver_surely(peer, message)
+        elif peer.is_slow:
+            self._drop("slow client")
+        else:
+            self._send(peer, message)
+
+    def _deliver_later(self, message: Outgoing, qos: int) -> None:
+        if qos and not self.is_clean:
+            self._enqueue(message, qos)
+
+    def _deliver_surely(self, peer: Peer, message: Outgoing) -> None:
+        if len(self.inflight) >= self._limits.inflight or peer.is_slow:
+            self._enqueue(message, 1)
+        elif self._hold(message):
+            self._send_new(peer, message)
+
+    def _drop(self, reason: str) -> None:
+        self._counters.count(self._counters.dropped, reason)
+
+    def _send(self, peer: Peer, message: Outgoing) -> None:
         peer.send(message, 0, 0)
         self._note_sent(message)
 
     def _note_sent(self, message: Outgoing) -> None:
         self._counters.messages_out += 1
-        self._counters.bytes_out += len(message.payload)
+        self._counters.bytes_out += message.size
 
-    def _enqueue(self, message: Outgoing) -> None:
-        size = len(message.payload) + len(message.topic)
-        is_full = len(self.queue) >= self._limits.queue_messages
-        if is_full or self.queued_bytes + size > self._limits.queue_bytes:
-            self._counters.count(self._counters.dropped, "queue full")
-            return
-        # What was retained is news to a client that was away: the flag does not travel with it.
-        self.queue.append(Outgoing(message.topic, message.payload))
-        self.queued_bytes += size
+    def _enqueue(self, message: Outgoing, qos: int) -> None:
+        if len(self.queue) >= self._limits.queue_messages:
+            self._drop("queue full")
+        elif self._hold(message):
+            self.queue.append((message, qos))
+
+    def _hold(self, message: Outgoing) -> bool:
+        if self.held_bytes + message.size > self._limits.queue_bytes:
+            self._drop("queue full")
+            return False
+        if self._counters.queued_bytes + message.size > self._limits.queues_bytes:
+            self._drop("all queues full")
+            return False
+        self.held_bytes += message.size
+        self._counters.queued_bytes += message.size
+        return True
+
+    def _release(self, message: Outgoing) -> None:
+        self.held_bytes -= message.size
+        self._counters.queued_bytes -= message.size
 
     def _send_new(self, peer: Peer, message: Outgoing) -> None:
         mid = self._take_mid()
@@ -168,21 +221,24 @@ class Session:
 
     def acknowledge(self, mid: int) -> None:
         """The client has one message; the next may follow."""
-        self.inflight.pop(mid, None)
-        self.pump()
+        message = self.inflight.pop(mid, None)
+        if message is not None:
+            self._release(message)
+            self.pump()
 
     def pump(self) -> None:
         """Send from the queue while there is room."""
         peer = self.peer
-        while (
-            peer is not None
-            and self.queue
-            and len(self.inflight) < self._limits.inflight
-            and peer.backlog <= self._limits.queue_bytes
-        ):
-            message = self.queue.popleft()
-            self.queued_bytes -= len(message.payload) + len(message.topic)
-            self._send_new(peer, message)
+        while peer is not None and self.queue and not peer.is_slow:
+            message, qos = self.queue[0]
+            if qos and len(self.inflight) >= self._limits.inflight:
+                return
+            self.queue.popleft()
+            if qos:
+                self._send_new(peer, message)
+            else:
+                self._release(message)
+                self._send(peer, message)
 
     def resume(self, peer: Peer) -> None:
         """A connection came back: what was not acknowledged is sent again, then the queue."""
@@ -190,3 +246,33 @@ class Session:
         for mid, message in list(self.inflight.items()):
             peer.send(message, 1, mid, dup=True)
         self.pump()
+
+    def part(self) -> None:
+        """The connection ended: what was to arrive at most once no longer does."""
+        self.peer = None
+        kept = deque((message, qos) for message, qos in self.queue if qos)
+        for message, qos in self.queue:
+            if not qos:
+                self._release(message)
+        self.queue = kept
+
+    def clear(self) -> None:
+        """Forget everything that waits."""
+        for message in (*self.inflight.values(), *(message for message, _ in self.queue)):
+            self._release(message)
+        self.inflight.clear()
+        self.queue.clear()
+        self.received_qos2.clear()
+
+    def check_invariants(self) -> None:
+        """What must hold after every event.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        held = sum(m.size for m in self.inflight.values()) + sum(m.size for m, _ in self.queue)
+        assert self.held_bytes == held <= self._limits.queue_bytes
+        assert len(self.inflight) <= self._limits.inflight
+        assert len(self.queue) <= self._limits.queue_messages
+        assert self.peer is not None or not self.is_clean
+        assert self.peer is not None or all(qos for _, qos in self.queue)

@@ -1,149 +1,165 @@
-"""MQTT over WebSocket, for browsers: frames up to the packet limit, no compression."""
+"""MQTT over WebSocket, for browsers: frames up to the packet limit, no compression.
 
-import asyncio
+The frames are read and written by the protocol core of the package `websockets`, which does no
+I/O, on the same sockets, limits and deadlines as plain TCP. A page may connect only from this
+machine's own addresses or from a listed origin: else any web page that the owner opens could act
+as an anonymous client through the browser.
+"""
+
+import ipaddress
+import logging
 from collections import deque
-from contextlib import suppress
+from collections.abc import Sequence
+from http import HTTPStatus
+from urllib.parse import urlsplit
 
-from websockets.asyncio.server import Server, ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
+from websockets.datastructures import Headers
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from ispine.broker.config import BrokerConfig
-from ispine.broker.connection import Connection, Memory
+from ispine.broker.access import is_loopback
 from ispine.broker.core import BrokerCore
-from ispine.broker.listener import Rate, Watch, bind
+from ispine.broker.listener import Gate, TcpPeer
+from ispine.broker.packets import CONTROL_BYTES
 
-_FINISH_S = 2.0
+# At DEBUG the package would log what frames contain.
+_quiet = logging.getLogger(f"{__name__}.frames")
+_quiet.setLevel(logging.WARNING)
 
 
-class WebSocketWire:
-    """The writing end of one WebSocket: a queue and the task that empties it."""
+def is_allowed_origin(headers: Headers, allowed: Sequence[str]) -> bool:
+    """Whether a page may connect: it is listed, or it came from the very host it connects to.
 
-    def __init__(self, socket: ServerConnection) -> None:
-        self._socket = socket
-        self._queue: deque[bytes] = deque()
-        self._waiting = asyncio.Event()
-        self._queued_bytes = 0
-        self._is_finishing = False
+    A host name does not count as the same host unless it is local: its owner can point it here.
+    """
+    origin = headers.get("Origin")
+    if origin is None or origin in allowed:
+        return True
+    host = _host(f"//{headers.get('Host', '')}")
+    return _host(origin) == host and _is_local_name(host)
 
-    @property
-    def backlog(self) -> int:
-        """Bytes written and not yet taken by the peer."""
-        return self._queued_bytes + self._socket.transport.get_write_buffer_size()
 
-    def write(self, data: bytes) -> None:
-        """See `Wire.write`."""
-        self._queue.append(data)
-        self._queued_bytes += len(data)
-        self._waiting.set()
+def _host(url: str) -> str:
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+    return "localhost" if is_loopback(host) else host
+
+
+def _is_local_name(host: str) -> bool:
+    if host == "localhost" or host.endswith(".local"):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class WebSocketPeer(TcpPeer):
+    """One accepted socket that speaks WebSocket with the subprotocol `mqtt`."""
+
+    def __init__(self, core: BrokerCore, gate: Gate, origins: Sequence[str]) -> None:
+        super().__init__(core, gate)
+        self._origins = origins
+        self._frames: deque[memoryview] = deque()
+        self._unparsed = 0
+        self._protocol = ServerProtocol(
+            subprotocols=[Subprotocol("mqtt")], max_size=2 * CONTROL_BYTES, logger=_quiet
+        )
+
+    def fail(self, reason: str) -> None:
+        """See `ispine.broker.intake.Holder`."""
+        if self._connection is not None:
+            self._connection.fail(reason)
+
+    def write(self, data: bytes | bytearray) -> None:
+        """See `Wire.write`: one packet, one frame."""
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_binary(bytes(data))
+            self._flush()
 
     def finish(self) -> None:
         """See `Wire.finish`."""
-        self._is_finishing = True
-        self._waiting.set()
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(1000)
+            self._flush()
+        super().finish()
 
-    def abort(self) -> None:
-        """See `Wire.abort`."""
-        self._socket.transport.abort()
-        self.finish()
-
-    async def run(self) -> None:
-        """Send until the wire is finished or the peer is gone."""
-        with suppress(ConnectionClosed):
-            while True:
-                await self._waiting.wait()
-                self._waiting.clear()
-                while self._queue:
-                    data = self._queue.popleft()
-                    await self._socket.send(data)
-                    self._queued_bytes -= len(data)
-                if self._is_finishing:
-                    return
-
-
-class WebSocketListener:
-    """Accepts WebSockets with the subprotocol `mqtt`.
-
-    Args:
-        core: where sessions live.
-        watch: keepalives and deadlines, shared with TCP.
-        memory: unfinished packets, shared with TCP.
-        rate: connections per address, shared with TCP.
-        config: address and limits.
-    """
-
-    def __init__(
-        self, core: BrokerCore, watch: Watch, memory: Memory, rate: Rate, config: BrokerConfig
-    ) -> None:
-        self._core, self._watch, self._memory, self._rate = core, watch, memory, rate
-        self._config = config
-        self._server: Server | None = None
-        self.url = ""
-
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the port is in use.
-        """
-        listening = bind(self._config.host, self._config.ws_port or 0)
-        port = listening.getsockname()[1]
-        self.url = f"ws://{self._config.host}:{port}/mqtt"
-        self._server = await serve(
-            self._serve,
-            sock=listening,
-            subprotocols=[Subprotocol("mqtt")],
-            compression=None,
-            max_size=self._core.limits.packet_bytes + 64 * 1024,
-            max_queue=4,
-            open_timeout=self._core.limits.connect_s,
-            ping_interval=None,
-            close_timeout=_FINISH_S,
-            server_header=None,
-        )
-
-    async def stop(self) -> None:
-        """Stop listening and end what is open."""
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-
-    async def _serve(self, socket: ServerConnection) -> None:
-        loop = asyncio.get_running_loop()
-        peer = socket.remote_address
-        address = str(peer[0]) if peer else ""
-        refused = self._core.counters.refused
-        if self._watch.count >= self._core.limits.connections:
-            self._core.counters.count(refused, "too many connections")
-            return
-        if not self._rate.allows(address, loop.time()):
-            self._core.counters.count(refused, "connects too often")
-            return
-        wire = WebSocketWire(socket)
-        connection = Connection(self._core, wire, address, self._memory)
-        self._watch.opened(connection, loop.time())
-        try:
-            await self._exchange(socket, wire, connection)
-        finally:
-            self._watch.closed(connection)
-            if not connection.is_closed:
-                connection.lost()
-
-    async def _exchange(
-        self, socket: ServerConnection, wire: WebSocketWire, connection: Connection
-    ) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            writer = tasks.create_task(wire.run(), name="websocket-writer")
-            with suppress(ConnectionClosed):
-                async for data in socket:
-                    if isinstance(data, str):
-                        connection.fail("text frame")
-                    else:
-                        connection.feed(data)
-                    if connection.is_closed:
-                        break
-                    self._watch.heard(connection, asyncio.get_running_loop().time())
-            if connection.is_closed:
-                wire.finish()
+    def _flush(self) -> None:
+        for data in self._protocol.data_to_send():
+            if data:
+                super().write(data)
             else:
-                writer.cancel()
+                self._transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return memoryview(self._gate.memory.scratch)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes came: frames or parts of them."""
+        connection = self._connection
+        if connection is None or connection.is_closed:
+            return
+        self._unparsed += nbytes
+        self._protocol.receive_data(bytes(memoryview(self._gate.memory.scratch)[:nbytes]))
+        for event in self._protocol.events_received():
+            self._unparsed = 0
+            if isinstance(event, Request):
+                self._answer(event)
+            else:
+                self._take_frame(event)
+        self._gate.memory.hold(self, self._unparsed)
+        self._flush()
+        with self._gate.turn():
+            self._feed()
+        self._gate.heard(connection, self._loop.time())
+
+    def _answer(self, request: Request) -> None:
+        protocol = self._protocol
+        if is_allowed_origin(request.headers, self._origins):
+            response = protocol.accept(request)
+        else:
+            self._core.counters.count(self._core.counters.refused, "origin of another site")
+            response = protocol.reject(
+                HTTPStatus.FORBIDDEN,
+                "expected a page of this machine; allow another one with --ws-origin\n",
+            )
+        protocol.send_response(response)
+
+    def _take_frame(self, event: object) -> None:
+        if not isinstance(event, Frame):
+            return
+        if event.opcode is Opcode.TEXT:
+            self.fail("text frame")
+        elif event.opcode in (Opcode.BINARY, Opcode.CONT) and event.data:
+            self._frames.append(memoryview(event.data))
+
+    def _feed(self) -> None:
+        connection = self._connection
+        while connection is not None and self._frames and not connection.has_more:
+            if connection.is_closed:
+                self._frames.clear()
+                return
+            data = self._frames.popleft()
+            used = connection.feed(data)
+            if used < len(data):
+                self._frames.appendleft(data[used:])
+        if connection is not None and connection.session is not None:
+            self._protocol.max_size = self._core.limits.packet_bytes + CONTROL_BYTES
+
+    def _next_turn(self) -> None:
+        super()._next_turn()
+        with self._gate.turn():
+            self._feed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self._gate.memory.hold(self, 0)
+        self._frames.clear()
+        super().connection_lost(exc)
