@@ -7,7 +7,7 @@ import struct
 import subprocess
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ def png_of(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels)
 
 
-BAD_FILES = {
+BAD_FILES: dict[str, Callable[[bytes], bytes]] = {
     "truncated": lambda photo: photo[: len(photo) // 2],
     "zero bytes": lambda _: b"",
     "no image": lambda _: b"just some text",
