@@ -5,13 +5,22 @@ import base64
 import json
 from collections.abc import Mapping
 
-from ispine.protocol.errors import ConnectionLost, RemoteProtocolError, task_error
-from ispine.protocol.ids import new_task_id
+from ispine.protocol.errors import (
+    BadId,
+    ConnectionLost,
+    RemoteProtocolError,
+    TaskError,
+    TaskRejected,
+    task_error,
+)
+from ispine.protocol.ids import check_id, new_task_id
 from ispine.protocol.link import Link, Message
 from ispine.protocol.plain import BYTES_TYPE, JSON_TYPE
 from ispine.protocol.state import AdminAnswer, AdminRequest, dump, parse
 from ispine.protocol.topics import Topics
 from ispine.sdk.answers import Answer
+
+LONGEST_MS = 3_600_000
 
 
 async def ask_hub(
@@ -65,25 +74,56 @@ async def ask_outcome(
     """The outcome of an earlier task of this client.
 
     Raises:
-        TaskError: it is not done, or nobody knows it.
+        TaskError: it is not done, or nobody knows it; `fields["code"]` is `open` while it waits.
+        ConnectionLost: no scheduler answers.
     """
+    try:
+        check_id(task_id, "task id")
+    except BadId as error:
+        raise TaskRejected(str(error), fields={"code": error.code}) from error
+    if not 1 <= within_ms <= LONGEST_MS:
+        raise TaskRejected(f"expected within_ms from 1 to {LONGEST_MS:,}; got {within_ms!r}")
     args = {"task": task_id, "client": client_id}
     found = await ask_hub(link, topics, client_id, "outcome", args, within_s=within_ms / 1e3)
     if not isinstance(found, dict):
         raise RemoteProtocolError("expected an outcome; the scheduler sent something else")
-    device = str(found.get("device", ""))
     if found.get("status") != "done":
-        error = found.get("error")
-        told = error if isinstance(error, dict) else {}
-        status = str(found.get("status"))
-        message = str(told.get("message") or f"expected a finished task; this one is {status}")
-        raise task_error(str(told.get("code") or status), message, task_id=task_id)
+        raise _error_of(found, task_id)
+    data, content_type = _data_of(found)
+    return Answer(
+        data,
+        content_type,
+        task_id,
+        str(found.get("device", "")),
+        str(found.get("variant", "")),
+        compute_ms=_number(found, "compute_ms"),
+        total_ms=_number(found, "total_ms"),
+    )
+
+
+def _error_of(found: Mapping[str, object], task_id: str) -> TaskError:
+    error = found.get("error")
+    told = error if isinstance(error, dict) else {}
+    status = str(found.get("status"))
+    message = str(told.get("message") or f"expected a finished task; this one is {status}")
+    return task_error(str(told.get("code") or status), message, task_id=task_id, fields=told)
+
+
+def _data_of(found: Mapping[str, object]) -> tuple[bytes, str]:
     if "result" in found:
-        return Answer(json.dumps(found["result"]).encode(), JSON_TYPE, task_id, device)
+        return json.dumps(found["result"]).encode(), JSON_TYPE
     if "text" in found:
-        return Answer(str(found["text"]).encode(), "text/plain", task_id, device)
-    data = base64.b64decode(str(found.get("data", "")))
-    return Answer(data, str(found.get("content_type", BYTES_TYPE)), task_id, device)
+        return str(found["text"]).encode(), "text/plain"
+    try:
+        data = base64.b64decode(str(found.get("data", "")), validate=True)
+    except ValueError as error:
+        raise RemoteProtocolError(f"expected base64 from the scheduler; {error}") from error
+    return data, str(found.get("content_type", BYTES_TYPE))
+
+
+def _number(found: Mapping[str, object], name: str) -> float:
+    value = found.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 __all__ = ["ask_hub", "ask_outcome"]
