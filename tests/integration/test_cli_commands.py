@@ -306,9 +306,9 @@ def test_the_demo_loses_nothing_while_a_device_is_killed(tmp_path: Path) -> None
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
     assert (told["lost"], told["duplicated"]) == (0, 0)
-    assert told["sent"] == 72
-    assert told["answered"] >= 70
-    assert set(told["share"]) == {"laptop", "tablet", "phone"}
+    assert told["sent"] == 144
+    assert told["answered"] >= 140
+    assert {"laptop", "phone"} <= set(told["share"]) <= {"laptop", "tablet", "phone"}
     assert told["detections"]["person"] > 0
     assert told["longest_gap_ms"] < 2000
     assert {path.name for path in tmp_path.iterdir()} >= {"astronaut.jpg", "coffee.jpg"}

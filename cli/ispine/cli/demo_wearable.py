@@ -17,7 +17,7 @@ from ispine.protocol.errors import TaskError
 from ispine.sdk import Answer, Spine
 from ispine.sdk.sync import Future
 
-STREAMS = (("detect", 8.0), ("classify", 4.0))
+STREAMS = (("detect", 15.0), ("classify", 9.0))
 """Capability and frames per second."""
 
 
