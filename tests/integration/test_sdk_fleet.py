@@ -224,6 +224,9 @@ def test_the_outcome_of_a_durable_task_survives_the_hub(
             client.submit("slow", b"%d" % n, durable=True, within_ms=60_000) for n in range(4)
         ]
         futures[0].result(20)
+        with pytest.raises(TaskRejected, match="this one is open") as waiting:
+            client.outcome(futures[3].task_id, within_ms=5000)
+        assert waiting.value.fields["code"] == "open"
         hub.kill()
         wait(lambda: not client.is_connected)
         start_hub()
