@@ -49,7 +49,7 @@ class Connection:
         self._core = core
         self._wire = wire
         self.address = address
-        self._intake = Intake(memory, self, self._publish_limit, self._on_packet)
+        self._intake = Intake(memory, self, self._limit_of, self._on_packet)
         self._spent = 0
         self._to_send_retained: dict[str, None] = {}
         self.session: Session | None = None
@@ -142,16 +142,17 @@ class Connection:
         elif self.has_more:
             self._wire.take_turns()
 
-    def _publish_limit(self) -> int:
-        return self._core.limits.packet_bytes if self.session else packets.CONTROL_BYTES
+    def _limit_of(self, first: int) -> int:
+        if self.session is None and first != packets.CONNECT << 4:
+            raise Malformed("no CONNECT")
+        is_publish = first >> 4 == packets.PUBLISH
+        return self._core.limits.packet_bytes if is_publish else packets.CONTROL_BYTES
 
     def _on_packet(self, packet: bytes | bytearray, body: int) -> bool:
         self._spent += 1
         kind = packet[0] >> 4
         session = self.session
         if session is None:
-            if kind != packets.CONNECT or packet[0] & 0x0F:
-                raise Malformed("no CONNECT")
             self._on_connect(bytes(packet))
         elif kind == packets.PUBLISH:
             self._on_publish(session, packet, body)

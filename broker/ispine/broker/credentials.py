@@ -26,9 +26,9 @@ def hash_secret(secret: str, *, salt: bytes | None = None) -> str:
 
     Args:
         secret: random, at least 128 bits; never logged.
-        salt: ASCII, because EMQX wants text; 16 random hex digits when not given.
+        salt: 12 bytes, as mosquitto wants, of ASCII, as EMQX wants; random when not given.
     """
-    salt = secrets.token_hex(8).encode() if salt is None else salt
+    salt = secrets.token_urlsafe(9).encode() if salt is None else salt
     digest = hashlib.pbkdf2_hmac("sha512", secret.encode(), salt, ITERATIONS)
     encoded = (base64.b64encode(part).decode() for part in (salt, digest))
     return f"$7${ITERATIONS}${'$'.join(encoded)}"

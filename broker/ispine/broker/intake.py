@@ -51,7 +51,7 @@ class Intake:
     Args:
         memory: shared by all connections.
         holder: who fails when memory runs out.
-        publish_limit: asks for the largest PUBLISH allowed now.
+        limit_of: the largest packet with this first byte that is allowed now.
         on_packet: called with each whole packet, which it may keep, and the size of its fixed
             header; returns whether the next one may follow at once.
     """
@@ -60,12 +60,12 @@ class Intake:
         self,
         memory: Memory,
         holder: Holder,
-        publish_limit: Callable[[], int],
+        limit_of: Callable[[int], int],
         on_packet: Callable[[bytes | bytearray, int], bool],
     ) -> None:
         self._memory = memory
         self._holder = holder
-        self._publish_limit = publish_limit
+        self._limit_of = limit_of
         self._on_packet = on_packet
         self._head = b""
         self._packet: bytearray | None = None
@@ -125,7 +125,7 @@ class Intake:
         start = 0
         goes_on = True
         while goes_on:
-            found = split(view, start, self._publish_limit())
+            found = split(view, start, self._limit_of)
             if found is None:
                 self._head = bytes(view[start:])
                 return

@@ -4,7 +4,7 @@ PUBLISH and its acknowledgements are read and written here, without a stream and
 that is not needed. CONNECT, SUBSCRIBE and UNSUBSCRIBE are read with amqtt's packet classes.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -266,14 +266,16 @@ def suback_bytes(mid: int, codes: list[int]) -> bytes:
     return bytes((SUBACK << 4,)) + _length(2 + len(codes)) + mid.to_bytes(2, "big") + bytes(codes)
 
 
-def split(view: memoryview, start: int, publish_limit: int) -> tuple[int, int, int] | None:
+def split(
+    view: memoryview, start: int, limit_of: Callable[[int], int]
+) -> tuple[int, int, int] | None:
     """Find the packet that begins at `start`.
 
     Args:
         view: what has arrived.
         start: offset of its first byte.
-        publish_limit: largest PUBLISH allowed, checked before the packet has arrived; other packets
-            may have `CONTROL_BYTES`.
+        limit_of: the largest packet with this first byte, asked before the packet has arrived; may
+            raise Malformed.
 
     Returns:
         First byte, size of the fixed header and size of the whole packet (which may lie beyond the
@@ -290,8 +292,7 @@ def split(view: memoryview, start: int, publish_limit: int) -> tuple[int, int, i
         size |= (byte & 0x7F) << shift
         if not byte & 0x80:
             first = view[start]
-            limit = publish_limit if first >> 4 == PUBLISH else CONTROL_BYTES
-            if size + index + 1 > limit:
+            if size + index + 1 > limit_of(first):
                 raise Malformed("packet too large")
             return first, index + 1, size + index + 1
         shift += 7

@@ -25,7 +25,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Testament:
+class LastWill:
     """A will as CONNECT carries it."""
 
     topic: str
@@ -65,7 +65,7 @@ def connect_packet(
     keepalive_s: int = 0,
     username: str | None = None,
     password: str | None = None,
-    will: Testament | None = None,
+    will: LastWill | None = None,
 ) -> bytes:
     """CONNECT."""
     flags, tail = 2 * clean, text(client_id)
@@ -139,7 +139,7 @@ class RawClient:
         keepalive_s: int = 0,
         username: str | None = None,
         password: str | None = None,
-        will: Testament | None = None,
+        will: LastWill | None = None,
     ) -> tuple[int, bool]:
         """Introduce; the code of the answer and whether a session was there."""
         self.send(
