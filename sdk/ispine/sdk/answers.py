@@ -1,6 +1,5 @@
 """What the caller gets back."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -14,6 +13,8 @@ from ispine.protocol.errors import (
 from ispine.protocol.messages import Result, ResultStatus, Task
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ispine.models.results import Detection, Hand, Label
 
 Value = TypeVar("Value", covariant=True)
