@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from amqtt.adapters import BufferReader
-from amqtt.errors import AMQTTError
+from amqtt.errors import AMQTTError, CodecError, MQTTError, NoDataError
 from amqtt.mqtt.connect import ConnectPacket
 from amqtt.mqtt.subscribe import SubscribePacket
 from amqtt.mqtt.unsubscribe import UnsubscribePacket
@@ -24,7 +24,15 @@ PINGRESP_BYTES = b"\xd0\x00"
 PLAIN_PUBLISH = PUBLISH << 4
 MAX_HEADER_BYTES = 5
 CONTROL_BYTES = 64 * 1024
-_READ_ERRORS = (AMQTTError, ValueError, IndexError, TypeError, UnicodeError)
+_READ_ERRORS = (
+    AMQTTError,
+    CodecError,
+    MQTTError,
+    NoDataError,
+    ValueError,
+    IndexError,
+    TypeError,
+)
 
 
 class Malformed(Exception):
@@ -87,6 +95,15 @@ def _text(value: object) -> str:
     return value
 
 
+def _check_fields(body: bytes, count: int) -> None:
+    """`count` strings with their lengths fill the body; amqtt makes up those that are missing."""
+    start = 0
+    for _ in range(count):
+        start += 2 + int.from_bytes(body[start : start + 2], "big")
+    if start != len(body):
+        raise Malformed("bad CONNECT")
+
+
 def read_connect(packet: bytes) -> Connect:
     """Read a whole CONNECT packet.
 
@@ -102,6 +119,9 @@ def read_connect(packet: bytes) -> Connect:
         raise Malformed("bad CONNECT")
     if header.password_flag and not header.username_flag:
         raise Malformed("bad CONNECT")
+    fields = 1 + 2 * header.will_flag + header.username_flag + header.password_flag
+    start = packet.index(header.proto_name.encode()) + len(header.proto_name) + 4
+    _check_fields(packet[start:], fields)
     will = None
     if header.will_flag:
         if payload.will_topic is None or payload.will_message is None:
@@ -134,6 +154,8 @@ def read_subscribe(packet: bytes) -> tuple[int, list[tuple[str, int]]]:
         raise Malformed("bad SUBSCRIBE") from error
     if packet[0] & 0x0F != 2 or not topics or not mid or any(qos > 2 for _, qos in topics):
         raise Malformed("bad SUBSCRIBE")
+    if not packet.endswith(topics[-1][0].encode() + bytes((topics[-1][1],))):
+        raise Malformed("bad SUBSCRIBE")
     return mid, [(check_filter(_text(topic)), qos) for topic, qos in topics]
 
 
@@ -149,6 +171,8 @@ def read_unsubscribe(packet: bytes) -> tuple[int, list[str]]:
     except _READ_ERRORS as error:
         raise Malformed("bad UNSUBSCRIBE") from error
     if packet[0] & 0x0F != 2 or not topics or not mid:
+        raise Malformed("bad UNSUBSCRIBE")
+    if not packet.endswith(topics[-1].encode()):
         raise Malformed("bad UNSUBSCRIBE")
     return mid, [_text(topic) for topic in topics]
 
