@@ -26,6 +26,16 @@ def fail(data: bytes) -> bytes:
     raise ValueError(f"no good: {len(data)} bytes")
 
 
+def leave(_data: bytes) -> bytes:
+    """Tries to end the process."""
+    raise SystemExit(3)
+
+
+def enormous(_data: bytes) -> bytes:
+    """Answers more than a message may hold."""
+    return bytes(20_000_000)
+
+
 def wrong(_data: bytes) -> bytes:
     """Does not return bytes."""
     return 7  # type: ignore[return-value]

@@ -312,3 +312,22 @@ def test_the_demo_loses_nothing_while_a_device_is_killed(tmp_path: Path) -> None
     assert told["detections"]["person"] > 0
     assert told["longest_gap_ms"] < 2000
     assert {path.name for path in tmp_path.iterdir()} >= {"astronaut.jpg", "coffee.jpg"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can be mounted by root only")
+def test_the_demo_says_that_the_disk_is_full(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(small)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("this machine may not mount a tmpfs")
+    try:
+        ran = run("demo", "--json", "--seconds", "4", "--out", str(small))
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+    assert ran.returncode == 1
+    assert "expected to save pictures" in json.loads(ran.stdout)["error"]["message"]

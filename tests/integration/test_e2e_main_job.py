@@ -150,6 +150,20 @@ def test_every_failure_is_a_typed_error_with_a_sentence(fleet: Any) -> None:
         assert spine.call("slow", b"still here", within_ms=5000).data == b"still here"
 
 
+def test_a_capability_can_neither_end_the_agent_nor_flood_it(fleet: Any) -> None:
+    fleet.start_hub()
+    names = ("leave", "enormous", "sleep_10")
+    offers = [f"--capability={name}={TESTS}:{name}" for name in names]
+    fleet.start_agent("a1", "--slots", "1", *offers)
+    with Spine.connect(fleet.url) as spine:
+        for _ in range(3):
+            with pytest.raises(ExecutionFailed, match="SystemExit"):
+                spine.call("leave", b"", within_ms=5000)
+            with pytest.raises(ExecutionFailed, match="at most"):
+                spine.call("enormous", b"", within_ms=5000)
+            assert spine.call("sleep_10", b"fine", within_ms=5000).data == b"fine"
+
+
 def test_a_task_can_be_taken_back(fleet: Any) -> None:
     fleet.start_hub()
     fleet.start_agent("a1", "--slots", "1", "--capability", f"slow={TESTS}:sleep_300")

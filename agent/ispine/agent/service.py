@@ -420,7 +420,7 @@ class AgentService:
             )
         except TaskError as error:
             failed = replace(base, code=error.code, message=str(error)[:MAX_MESSAGE_CHARS])
-        except Exception as error:  # noqa: BLE001 - the task boundary: it may raise anything
+        except BaseException as error:  # noqa: BLE001 - the task boundary: even sys.exit ends here
             failed = replace(
                 base,
                 code=ExecutionFailed.code,

@@ -62,6 +62,7 @@ class Wearable:
     def __init__(self, url: str, seconds: float, tally: Tally, out: Path | None) -> None:
         self._tally, self._out = tally, out
         self._saved: set[str] = set()
+        self._unsaved = ""
         self.recent: deque[Frame] = deque(maxlen=6)
         self.is_over = threading.Event()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
@@ -110,7 +111,10 @@ class Wearable:
 
         photo = next(photo for photo in demo_photos() if photo.name == photo_name)
         boxes = [Detection(item["label"], item["score"], tuple(item["box_xyxy"])) for item in found]
-        annotate(photo.data, boxes, self._out / f"{photo_name}.jpg")
+        try:
+            annotate(photo.data, boxes, self._out / f"{photo_name}.jpg")
+        except OSError as error:
+            self._unsaved = f"expected to save pictures in {self._out}; {error.strerror}"
 
     def close(self) -> None:
         """End it if it still runs."""
@@ -123,7 +127,7 @@ class Wearable:
         self._errors.close()
 
     def check(self) -> None:
-        """Complain when the wearable itself failed.
+        """Complain when the wearable itself failed, or its pictures could not be saved.
 
         Raises:
             ConfigError: with its last words.
@@ -132,6 +136,8 @@ class Wearable:
             self._errors.seek(0)
             words = self._errors.read().decode(errors="replace").strip()[-800:]
             raise ConfigError(f"expected the wearable to finish; {words}")
+        if self._unsaved:
+            raise ConfigError(self._unsaved)
 
 
 class Demo:
