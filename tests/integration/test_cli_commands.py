@@ -314,6 +314,23 @@ def test_the_demo_loses_nothing_while_a_device_is_killed(tmp_path: Path) -> None
     assert {path.name for path in tmp_path.iterdir()} >= {"astronaut.jpg", "coffee.jpg"}
 
 
+def test_a_demo_that_is_stopped_leaves_nobody_behind() -> None:
+    import psutil
+
+    demo = subprocess.Popen(
+        [*CLI, "demo", "--json"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 20
+    children: list[psutil.Process] = []
+    while len(children) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        children = psutil.Process(demo.pid).children()
+    demo.send_signal(signal.SIGTERM)
+    assert demo.wait(20) == 130
+    assert not any(child.is_running() for child in children)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can be mounted by root only")
 def test_the_demo_says_that_the_disk_is_full(tmp_path: Path) -> None:
     small = tmp_path / "small"

@@ -1,6 +1,7 @@
 """`ispine demo`: a hub, three devices and a wearable on this machine; one device is killed."""
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -272,6 +273,8 @@ def demo(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"expected a folder at {out}; {error.strerror}") from error
+    # A polite kill cleans up like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run = Demo(seconds, out)
     if as_json:
         run.run(Show())

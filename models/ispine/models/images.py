@@ -224,7 +224,7 @@ def _as_picture(image: object) -> Image.Image:
 
     if isinstance(image, Image.Image):
         upright = ImageOps.exif_transpose(image) or image
-        return upright if upright.mode in ("RGB", "L") else upright.convert("RGB")
+        return upright if upright.mode in ("RGB", "L") else _to_rgb(upright)
     import numpy as np
 
     if not isinstance(image, np.ndarray):
