@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 Host = Annotated[str, typer.Option(help="Address to listen on. Loopback unless told otherwise.")]
 Port = Annotated[int, typer.Option(help="TCP port; 0 takes a free one.")]
-Engine = Annotated[str, typer.Option(help="embedded, or external with --url.")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="embedded, mosquitto, auto (mosquitto if installed), or external with --url."
+    ),
+]
 Anonymous = Annotated[
     str, typer.Option(help="Who may connect without a name: nobody, loopback, everybody.")
 ]
