@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,8 +66,11 @@ class LoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
+    def submit(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+        return self.submit(work).result(20)
 
     def close(self) -> None:
         self.run(self._cancel_all())
