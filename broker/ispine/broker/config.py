@@ -33,7 +33,7 @@ class Limits(_Frozen):
         queues_bytes: what may wait in all queues together.
         backlog_bytes: what all slow clients together may leave unread before the slowest lose
             messages earlier than at `queue_bytes`.
-        connections: open connections, all together.
+        connections: clients connected, all together.
         connections_per_address: open connections of one address; loopback is exempt, because all
             local programs share it.
         waiting_connects: connections without a CONNECT yet; beyond it the oldest is closed.
@@ -56,7 +56,7 @@ class Limits(_Frozen):
     backlog_bytes: Annotated[int, Field(ge=1024)] = 96 * MiB
     connections: Annotated[int, Field(ge=1)] = 1000
     connections_per_address: Annotated[int, Field(ge=1)] = 250
-    waiting_connects: Annotated[int, Field(ge=1)] = 256
+    waiting_connects: Annotated[int, Field(ge=1)] = 600
     connects_per_s: Annotated[float, Field(gt=0)] = 200.0
     connect_s: Annotated[float, Field(gt=0)] = 5.0
     unfinished_bytes: Annotated[int, Field(ge=1024)] = 32 * MiB

@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ispine.broker.config import BrokerConfig, Rule, User
 from ispine.broker.core import BrokerCore
-from ispine.broker.listener import BACKLOG, Gate, TcpPeer, bind
+from ispine.broker.listener import (
+    ACCEPTED_AT_ONCE,
+    BACKLOG,
+    Gate,
+    TcpPeer,
+    allow_open_files,
+    bind,
+)
 from ispine.broker.local import LocalLink
 from ispine.protocol.link import Link, Will
 
@@ -47,6 +54,8 @@ class EmbeddedEngine:
 
     async def start(self) -> None:
         """See `Engine.start`."""
+        limits = self._config.limits
+        allow_open_files(limits.connections + limits.waiting_connects)
         try:
             self._port = await self._listen(self._config.port, self._tcp_peer)
             if self._config.ws_port is not None:
@@ -58,7 +67,9 @@ class EmbeddedEngine:
     async def _listen(self, port: int, factory: Callable[[], asyncio.BaseProtocol]) -> int:
         listening = bind(self._config.host, port)
         loop = asyncio.get_running_loop()
-        self._servers.append(await loop.create_server(factory, sock=listening, backlog=BACKLOG))
+        server = await loop.create_server(factory, sock=listening, backlog=ACCEPTED_AT_ONCE)
+        listening.listen(BACKLOG)
+        self._servers.append(server)
         return int(listening.getsockname()[1])
 
     def _tcp_peer(self) -> TcpPeer:

@@ -20,7 +20,9 @@ from ispine.protocol.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 128
+BACKLOG = 1024
+ACCEPTED_AT_ONCE = 64
+_OTHER_FILES = 256
 _TICK_S = 0.5
 _FINISH_S = 2.0
 _BURST_S = 3.0
@@ -110,8 +112,7 @@ class Gate:
         self._emptied.clear()
         self._waiting[connection] = now_s
         self._per_address[connection.address] += 1
-        full = self.count > limits.connections or len(self._waiting) > limits.waiting_connects
-        if full:
+        if len(self._waiting) > limits.waiting_connects:
             oldest = next(iter(self._waiting))
             self.closed(oldest)
             oldest.fail("no CONNECT while others wait")
@@ -300,6 +301,21 @@ class TcpPeer(asyncio.BufferedProtocol):
             self._gate.closed(connection)
             if not connection.is_closed:
                 connection.lost()
+
+
+def allow_open_files(sockets: int) -> None:
+    """Raise this process's own limit of open files, where it has one, for so many sockets."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = sockets + _OTHER_FILES
+    if soft < wanted:
+        able = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, able), hard))
+        if able < wanted:
+            log.warning("fewer connections than configured", extra={"open_files": able})
 
 
 def bind(host: str, port: int) -> socket.socket:
