@@ -163,3 +163,72 @@ def test_nothing_is_sent_again_after_the_deadline(core: Pending) -> None:
     core.submitted(task(ttl_ms=60), 0)
     assert core.time_passed(90 * MS) == []
     assert ended(core.time_passed(110 * MS)) == [("t1", "expired")]
+
+
+def test_a_busy_hub_is_not_given_twice_the_work(core: Pending) -> None:
+    for number in range(1000):
+        core.submitted(task(f"t{number}", ttl_ms=60_000), 0)
+    for number in range(1000):
+        now_ns = (number + 1) * 5 * MS
+        assert core.time_passed(now_ns) == []
+        core.event_heard(accepted(f"t{number}"), now_ns)
+    for number in range(1000):
+        now_ns = (5000 + (number + 1) * 15) * MS
+        assert core.time_passed(now_ns) == []
+        core.result_heard(done(f"t{number}"), now_ns)
+    assert core.stats.answered == 1000
+
+
+def test_a_task_that_was_overtaken_is_sent_again(core: Pending) -> None:
+    core.submitted(task("lost", 5000), 0)
+    core.submitted(task("heard", 5000), 30 * MS)
+    core.event_heard(accepted("heard"), 79 * MS)
+    assert core.time_passed(80 * MS) == [SendTask(task("lost", 5000), 4920, is_again=True)]
+
+
+def test_a_hub_that_falls_silent_is_asked_when_it_has_been_for_long_enough(core: Pending) -> None:
+    core.submitted(task("first", 5000), 0)
+    core.submitted(task("second", 5000), 0)
+    core.event_heard(accepted("first"), 60 * MS)
+    assert core.time_passed(80 * MS) == []
+    assert core.next_due_ns == (60 + 180) * MS
+    assert [type(a) for a in core.time_passed(240 * MS)] == [SendTask]
+    assert core.stats.resent == 1
+
+
+def test_an_outcome_that_a_later_one_overtook_is_asked_for(core: Pending) -> None:
+    core.submitted(task("lost", 9000), 0)
+    core.submitted(task("later", 9000), MS)
+    core.event_heard(accepted("lost"), 5 * MS)
+    core.result_heard(done("later"), 900 * MS)
+    assert core.time_passed(1005 * MS) == [SendTask(task("lost", 9000), 7995, is_again=True)]
+    assert (core.stats.asked_again, core.stats.resent) == (1, 0)
+    assert core.next_due_ns == (1005 + 2000) * MS
+
+
+def test_an_answer_of_another_capability_says_nothing_about_this_one(core: Pending) -> None:
+    core.submitted(task("slow", 9000), 0)
+    core.event_heard(accepted("slow"), 5 * MS)
+    for number in range(1, 30):
+        now_ns = number * 100 * MS
+        core.submitted(Task(f"t{number}", "c1", "other", b"", 500), now_ns)
+        core.result_heard(done(f"t{number}"), now_ns + MS)
+        assert core.time_passed(now_ns + MS) == []
+
+
+def test_in_silence_an_outcome_is_asked_for_less_and_less_often(core: Pending) -> None:
+    core.submitted(task(ttl_ms=60_000), 0)
+    core.event_heard(accepted(), 0)
+    asked = []
+    while core.next_due_ns is not None:
+        now_ns = core.next_due_ns
+        if any(isinstance(action, SendTask) for action in core.time_passed(now_ns)):
+            asked.append(now_ns // MS)
+    assert asked == [1000, 3000, 7000, 15_000, 31_000]
+
+
+def test_progress_is_patience(core: Pending) -> None:
+    core.submitted(task(ttl_ms=60_000), 0)
+    for second in range(20):
+        core.event_heard(TaskEvent("progress", "t1", "c1", second / 20), second * 900 * MS)
+        assert core.time_passed(second * 900 * MS) == []
