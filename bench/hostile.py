@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def strangers(port: int, stack: ExitStack) -> None:
         packet(0x10, text("MQTT") + b"\x04\xff\x00\x00"),
         b"\x10\xff\xff\xff\x7f",
     )
-    for number in range(CONNECTIONS):
+    for number in range(min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 300)):
         with suppress(OSError):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
             sock.sendall(greetings[number % len(greetings)])

@@ -195,6 +195,28 @@ def test_qos_2_publishers_are_served_once(broker: "Served") -> None:
     assert reader.messages() == []
 
 
+def test_delivery_at_qos_2(broker: "Served") -> None:
+    reader = broker.client("exactly", clean=False)
+    assert reader.subscribe("q/two", qos=2) == [2]
+    broker.client().publish("q/two", b"1", 2)
+    first = reader.message()
+    assert (first.qos, first.dup) == (2, False)
+    reader.close()
+    back = broker.client("exactly", clean=False)
+    again = back.message()
+    assert (again.payload, again.qos, again.dup, again.mid) == (b"1", 2, True, first.mid)
+    back.send(packet(0x50, again.mid.to_bytes(2, "big")))
+    assert back.read() == (0x62, again.mid.to_bytes(2, "big"))
+    back.close()
+    last = broker.client("exactly", clean=False)
+    assert last.read() == (0x62, again.mid.to_bytes(2, "big"))
+    last.send(packet(0x70, again.mid.to_bytes(2, "big")))
+    assert last.messages() == []
+    last.disconnect()
+    assert broker.client("exactly", clean=False).messages() == []
+    broker.client("exactly").disconnect()
+
+
 @pytest.mark.engines("embedded")
 def test_order_of_both_qos_from_one_publisher(broker: "Served") -> None:
     reader = broker.client("orderly")
@@ -209,12 +231,12 @@ def test_order_of_both_qos_from_one_publisher(broker: "Served") -> None:
 def test_overlapping_filters_deliver_at_least_once(broker: "Served") -> None:
     client = broker.client()
     client.subscribe("over/#", qos=0)
-    client.subscribe("over/+/x", qos=1)
-    client.publish("over/a/x", b"1", 1)
+    client.subscribe("over/+/x", qos=2)
+    client.publish("over/a/x", b"1", 2)
     got = client.messages()
     assert {each.payload for each in got} == {b"1"}
     if broker.kind == "embedded":
-        assert [each.qos for each in got] == [1]
+        assert [each.qos for each in got] == [2]
 
 
 def test_wildcards(broker: "Served") -> None:

@@ -83,6 +83,8 @@ good_packets = st.sampled_from(
         packet(0xA2, b"\x00\x01" + text("a/#")),
         packet(0x40, b"\x00\x01"),
         packet(0x62, b"\x00\x01"),
+        packet(0x50, b"\x00\x01"),
+        packet(0x70, b"\x00\x01"),
         b"\xc0\x00",
         b"\xe0\x00",
     ]
@@ -164,12 +166,16 @@ class FakePeer:
     def __init__(self) -> None:
         self.is_slow = False
         self.is_closed = False
-        self.unacknowledged: list[int] = []
+        self.unacknowledged: list[tuple[int, int]] = []
+        self.uncompleted: list[int] = []
 
     def send(self, message: Outgoing, qos: int, mid: int, *, dup: bool = False) -> None:
         assert not self.is_closed
         if qos and not dup:
-            self.unacknowledged.append(mid)
+            self.unacknowledged.append((mid, qos))
+
+    def release(self, mid: int) -> None:
+        self.uncompleted.append(mid)
 
     def close(self, reason: str) -> None:
         self.is_closed = True
@@ -222,13 +228,13 @@ class Broker(RuleBasedStateMachine):
             peer.is_closed = True
             self.core.disconnect(session, is_clean=is_clean)
 
-    @rule(name=names, wanted=filters, qos=st.integers(0, 1))
+    @rule(name=names, wanted=filters, qos=st.integers(0, 2))
     def subscribes(self, name: str, wanted: str, qos: int) -> None:
         if name in self.peers:
             session = self.peers[name][0]
             code = self.core.subscribe(session, [(wanted, qos)])[0]
             assert code in (qos, 128)
-            if code <= 1:
+            if code <= 2:
                 assert covers("a/+", wanted)
                 self.core.send_retained(session, wanted)
 
@@ -241,7 +247,7 @@ class Broker(RuleBasedStateMachine):
         name=names,
         topic=topics,
         size=st.sampled_from([0, 1, 300, 900]),
-        qos=st.integers(0, 1),
+        qos=st.integers(0, 2),
         retain=st.booleans(),
     )
     def publishes(self, name: str, topic: str, size: int, qos: int, retain: bool) -> None:
@@ -260,12 +266,24 @@ class Broker(RuleBasedStateMachine):
     def acknowledges(self, name: str) -> None:
         if name in self.peers and self.peers[name][1].unacknowledged:
             session, peer = self.peers[name]
-            session.acknowledge(peer.unacknowledged.pop(0))
+            mid, qos = peer.unacknowledged.pop(0)
+            if qos == 1:
+                session.acknowledge(mid)
+            else:
+                session.note_received(mid)
+
+    @rule(name=names)
+    def completes(self, name: str) -> None:
+        if name in self.peers and self.peers[name][1].uncompleted:
+            session, peer = self.peers[name]
+            session.complete(peer.uncompleted.pop(0))
 
     @rule(name=names)
     def acknowledges_nonsense(self, name: str) -> None:
         if name in self.peers:
             self.peers[name][0].acknowledge(65_535)
+            self.peers[name][0].note_received(65_534)
+            self.peers[name][0].complete(65_533)
 
     @invariant()
     def holds(self) -> None:

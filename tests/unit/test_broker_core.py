@@ -22,6 +22,9 @@ class FakePeer:
     def send(self, message: Outgoing, qos: int, mid: int, *, dup: bool = False) -> None:
         self.sent.append((message.topic, message.payload, qos, mid, dup))
 
+    def release(self, mid: int) -> None:
+        self.sent.append(("release", b"", 2, mid, False))
+
     def close(self, reason: str) -> None:
         self.closed = reason
 
@@ -92,6 +95,29 @@ def test_at_most_once_does_not_outlive_the_connection() -> None:
     assert peer.payloads == [b"a"]
     reader.acknowledge(peer.sent[0][3])
     assert peer.payloads == [b"a", b"b"]
+
+
+def test_delivery_at_qos_2_survives_a_reconnect_at_each_step() -> None:
+    core = make()
+    sender, _ = join(core, "sender")
+    reader, peer = join(core, "reader", clean=False)
+    core.subscribe(reader, [("x", 2)])
+    core.publish(sender, Outgoing("x", b"1"), 2, retain=False)
+    assert peer.sent == [("x", b"1", 2, 1, False)]
+    core.disconnect(reader, is_clean=True)
+    _, peer = join(core, "reader", clean=False)
+    assert peer.sent == [("x", b"1", 2, 1, True)]
+    reader.note_received(1)
+    core.check_invariants()
+    core.disconnect(reader, is_clean=True)
+    _, peer = join(core, "reader", clean=False)
+    assert peer.sent == [("release", b"", 2, 1, False)]
+    reader.acknowledge(1)
+    assert reader.inflight
+    reader.complete(1)
+    assert not reader.inflight
+    assert core.counters.queued_bytes == 0
+    core.check_invariants()
 
 
 def test_all_queues_together_are_bounded() -> None:

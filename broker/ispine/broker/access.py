@@ -32,7 +32,7 @@ def covers(allowed: str, wanted: str) -> bool:
     So `low/#` covers `low/+`, and `low/+` does not cover `low/#`.
     """
     have, want = allowed.split("/"), wanted.split("/")
-    if want[0][:1] in ("+", "#") and have[0][:1] == "$":
+    if (want[0][:1] == "$") != (have[0][:1] == "$"):
         return False
     for index, level in enumerate(have):
         if level == "#":

@@ -63,7 +63,11 @@ class Connection:
 
     def send(self, message: Outgoing, qos: int, mid: int, *, dup: bool = False) -> None:
         """See `Peer.send`."""
-        self._wire.write(message.at_qos_1(mid, dup=dup) if qos else message.at_qos_0())
+        self._wire.write(message.numbered(qos, mid, dup=dup) if qos else message.at_qos_0())
+
+    def release(self, mid: int) -> None:
+        """See `Peer.release`."""
+        self._wire.write(packets.ack_bytes(packets.PUBREL, mid))
 
     def close(self, reason: str) -> None:
         """See `Peer.close`: the session is already somebody else's."""
@@ -172,10 +176,8 @@ class Connection:
             mid, filters = packets.read_unsubscribe(packet)
             self._core.unsubscribe(session, filters)
             self._wire.write(packets.ack_bytes(packets.UNSUBACK, mid))
-        elif kind == packets.PUBREL and packet[0] & 0x0F == 2:
-            mid = packets.read_mid(memoryview(packet))
-            session.received_qos2.discard(mid)
-            self._wire.write(packets.ack_bytes(packets.PUBCOMP, mid))
+        elif kind in (packets.PUBREC, packets.PUBREL, packets.PUBCOMP):
+            self._on_qos_2(session, kind, packets.read_mid(memoryview(packet)))
         elif kind == packets.DISCONNECT:
             self.session = None
             self._end()
@@ -183,6 +185,15 @@ class Connection:
             self._wire.finish()
         else:
             raise Malformed("unexpected packet")
+
+    def _on_qos_2(self, session: Session, kind: int, mid: int) -> None:
+        if kind == packets.PUBREC:
+            session.note_received(mid)
+        elif kind == packets.PUBCOMP:
+            session.complete(mid)
+        else:
+            session.received_qos2.discard(mid)
+            self._wire.write(packets.ack_bytes(packets.PUBCOMP, mid))
 
     def _on_connect(self, packet: bytes) -> None:
         request = packets.read_connect(packet)
@@ -225,7 +236,7 @@ class Connection:
         codes = self._core.subscribe(session, wanted)
         self._wire.write(packets.suback_bytes(mid, codes))
         for (topic_filter, _), code in zip(wanted, codes, strict=True):
-            if code <= 1:
+            if code <= 2:
                 self._to_send_retained[topic_filter] = None
         self._send_more_retained()
 

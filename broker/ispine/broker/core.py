@@ -253,7 +253,7 @@ class BrokerCore:
             return
         if retain:
             self._retain(topic, message.payload, qos)
-        self._route(message, min(qos, 1))
+        self._route(message, qos)
 
     def _route(self, message: Outgoing, qos: int) -> None:
         access = self.access
@@ -274,7 +274,7 @@ class BrokerCore:
         if is_full or self._retained_bytes + size > self.limits.retained_bytes:
             self.counters.count(self.counters.dropped, "retained store full")
             return
-        self.retained[topic] = Retained(topic, payload, min(qos, 1))
+        self.retained[topic] = Retained(topic, payload, qos)
         self._retained_bytes += size
 
     def subscribe(self, session: Session, wanted: list[tuple[str, int]]) -> list[int]:
@@ -292,10 +292,9 @@ class BrokerCore:
                 self.counters.count(self.counters.refused, "too many subscriptions")
                 codes.append(REFUSED)
             else:
-                granted = min(qos, 1)
-                session.subscriptions[topic_filter] = granted
-                self._trie.add(topic_filter, session, granted)
-                codes.append(granted)
+                session.subscriptions[topic_filter] = qos
+                self._trie.add(topic_filter, session, qos)
+                codes.append(qos)
         return codes
 
     def send_retained(self, session: Session, topic_filter: str) -> int:

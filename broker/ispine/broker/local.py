@@ -46,6 +46,9 @@ class LocalPeer:
         self._backlog += message.size
         self._schedule()
 
+    def release(self, mid: int) -> None:
+        """See `Peer.release`: a link subscribes at QoS 0 or 1 only."""
+
     def close(self, reason: str) -> None:
         """See `Peer.close`."""
         log.info("link in process ended", extra={"why": reason})
@@ -147,7 +150,7 @@ class LocalLink:
     async def subscribe(self, topic_filter: str, handler: Handler, *, qos: int = 0) -> None:
         """See `ispine.protocol.link.Link.subscribe`."""
         session = self._alive()
-        if self._core.subscribe(session, [(topic_filter, qos)])[0] > 1:
+        if self._core.subscribe(session, [(topic_filter, min(qos, 1))])[0] > 1:
             raise ConnectionLost(
                 f"the broker refuses the subscription to {topic_filter};"
                 " this identity may not read it"

@@ -135,7 +135,7 @@ def read_connect(packet: bytes) -> Connect:
         _text(payload.username) if header.username_flag else None,
         _text(payload.password) if header.password_flag else None,
         will,
-        min(header.will_qos, 1),
+        int(header.will_qos),
         bool(header.will_retain_flag),
         int(header.proto_level),
     )

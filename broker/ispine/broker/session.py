@@ -54,9 +54,9 @@ class Outgoing:
             self._packet = publish_bytes(self.topic, self._payload, retain=self.retain)
         return self._packet
 
-    def at_qos_1(self, mid: int, *, dup: bool) -> bytes:
-        """The packet for one receiver."""
-        return publish_bytes(self.topic, self._payload, 1, mid=mid, retain=self.retain, dup=dup)
+    def numbered(self, qos: int, mid: int, *, dup: bool) -> bytes:
+        """The packet for one receiver at QoS 1 or 2."""
+        return publish_bytes(self.topic, self._payload, qos, mid=mid, retain=self.retain, dup=dup)
 
 
 class Peer(Protocol):
@@ -69,8 +69,24 @@ class Peer(Protocol):
     def send(self, message: Outgoing, qos: int, mid: int, *, dup: bool = False) -> None:
         """Send one message; never waits."""
 
+    def release(self, mid: int) -> None:
+        """Send the second half of a delivery at QoS 2."""
+
     def close(self, reason: str) -> None:
         """End the connection."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A message that was sent and is not settled.
+
+    Attributes:
+        message: None once the client has it (QoS 2) and only the end of the exchange is missing.
+        qos: 1 or 2.
+    """
+
+    message: Outgoing | None
+    qos: int
 
 
 @dataclass(slots=True)
@@ -140,7 +156,7 @@ class Session:
         self.is_clean = is_clean
         self.peer: Peer | None = None
         self.subscriptions: dict[str, int] = {}
-        self.inflight: OrderedDict[int, Outgoing] = OrderedDict()
+        self.inflight: OrderedDict[int, Flight] = OrderedDict()
         self.queue: deque[tuple[Outgoing, int]] = deque()
         self.held_bytes = 0
         self.received_qos2: set[int] = set()
@@ -159,7 +175,7 @@ class Session:
         elif self.queue:
             self._enqueue(message, qos)
         elif qos:
-            self._deliver_surely(peer, message)
+            self._deliver_surely(peer, message, qos)
         elif peer.is_slow:
             self._drop("slow client")
         else:
@@ -169,11 +185,11 @@ class Session:
         if qos and not self.is_clean:
             self._enqueue(message, qos)
 
-    def _deliver_surely(self, peer: Peer, message: Outgoing) -> None:
+    def _deliver_surely(self, peer: Peer, message: Outgoing, qos: int) -> None:
         if len(self.inflight) >= self._limits.inflight or peer.is_slow:
-            self._enqueue(message, 1)
+            self._enqueue(message, qos)
         elif self._hold(message):
-            self._send_new(peer, message)
+            self._send_new(peer, message, qos)
 
     def _drop(self, reason: str) -> None:
         self._counters.count(self._counters.dropped, reason)
@@ -207,10 +223,10 @@ class Session:
         self.held_bytes -= message.size
         self._counters.queued_bytes -= message.size
 
-    def _send_new(self, peer: Peer, message: Outgoing) -> None:
+    def _send_new(self, peer: Peer, message: Outgoing, qos: int) -> None:
         mid = self._take_mid()
-        self.inflight[mid] = message
-        peer.send(message, 1, mid)
+        self.inflight[mid] = Flight(message, qos)
+        peer.send(message, qos, mid)
         self._note_sent(message)
 
     def _take_mid(self) -> int:
@@ -220,11 +236,30 @@ class Session:
                 return self._next_mid
 
     def acknowledge(self, mid: int) -> None:
-        """The client has one message; the next may follow."""
-        message = self.inflight.pop(mid, None)
-        if message is not None:
-            self._release(message)
-            self.pump()
+        """PUBACK: the client has one message at QoS 1; the next may follow."""
+        self._settle(mid, 1)
+
+    def note_received(self, mid: int) -> None:
+        """PUBREC: the client has one message at QoS 2."""
+        flight = self.inflight.get(mid)
+        if flight is not None and flight.qos == 2 and flight.message is not None:
+            self._release(flight.message)
+            flight.message = None
+        if self.peer is not None:
+            self.peer.release(mid)
+
+    def complete(self, mid: int) -> None:
+        """PUBCOMP: a delivery at QoS 2 is over; the next may follow."""
+        self._settle(mid, 2)
+
+    def _settle(self, mid: int, qos: int) -> None:
+        flight = self.inflight.get(mid)
+        if flight is None or flight.qos != qos:
+            return
+        del self.inflight[mid]
+        if flight.message is not None:
+            self._release(flight.message)
+        self.pump()
 
     def pump(self) -> None:
         """Send from the queue while there is room."""
@@ -235,7 +270,7 @@ class Session:
                 return
             self.queue.popleft()
             if qos:
-                self._send_new(peer, message)
+                self._send_new(peer, message, qos)
             else:
                 self._release(message)
                 self._send(peer, message)
@@ -243,8 +278,11 @@ class Session:
     def resume(self, peer: Peer) -> None:
         """A connection came back: what was not acknowledged is sent again, then the queue."""
         self.peer = peer
-        for mid, message in list(self.inflight.items()):
-            peer.send(message, 1, mid, dup=True)
+        for mid, flight in list(self.inflight.items()):
+            if flight.message is None:
+                peer.release(mid)
+            else:
+                peer.send(flight.message, flight.qos, mid, dup=True)
         self.pump()
 
     def part(self) -> None:
@@ -258,11 +296,15 @@ class Session:
 
     def clear(self) -> None:
         """Forget everything that waits."""
-        for message in (*self.inflight.values(), *(message for message, _ in self.queue)):
+        for message in self._held():
             self._release(message)
         self.inflight.clear()
         self.queue.clear()
         self.received_qos2.clear()
+
+    def _held(self) -> list[Outgoing]:
+        flying = [each.message for each in self.inflight.values() if each.message is not None]
+        return flying + [message for message, _ in self.queue]
 
     def check_invariants(self) -> None:
         """What must hold after every event.
@@ -270,7 +312,7 @@ class Session:
         Raises:
             AssertionError: it does not.
         """
-        held = sum(m.size for m in self.inflight.values()) + sum(m.size for m, _ in self.queue)
+        held = sum(message.size for message in self._held())
         assert self.held_bytes == held <= self._limits.queue_bytes
         assert len(self.inflight) <= self._limits.inflight
         assert len(self.queue) <= self._limits.queue_messages
