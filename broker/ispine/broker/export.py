@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from ispine.broker.access import Identity, filters_of, is_loopback
-from ispine.broker.config import Action, BrokerConfig, Rule, User
+from ispine.broker.config import Action, BrokerConfig, Limits, Rule, User
 from ispine.broker.credentials import ITERATIONS
 
 _NOT_TEXT = ("\r", "\n", "\0")
@@ -139,3 +139,38 @@ def emqx_users(users: Iterable[User]) -> str:
             }
         )
     return json.dumps(rows, indent=1) + "\n"
+
+
+def nats_settings(
+    name: str, port: int, cluster_port: int, routes: Iterable[int], folder: str
+) -> str:
+    """A configuration file for one node of a NATS cluster on this machine, with an MQTT listener.
+
+    On several machines replace 127.0.0.1 by the addresses of the nodes.
+
+    Args:
+        name: unique in the cluster.
+        port: of its MQTT listener.
+        cluster_port: where the other nodes reach it.
+        routes: cluster ports of all nodes.
+        folder: for what NATS keeps: sessions and retained messages.
+    """
+    limits = Limits()
+    nodes = ", ".join(f"nats-route://127.0.0.1:{route}" for route in routes)
+    return "\n".join(
+        [
+            f"server_name: {name}",
+            "host: 127.0.0.1",
+            "port: -1",
+            f"max_payload: {limits.packet_bytes}",
+            f"max_pending: {4 * limits.packet_bytes}",
+            f"jetstream {{ store_dir: {json.dumps(folder)}, max_file_store: 1GB }}",
+            "mqtt {",
+            "  host: 127.0.0.1",
+            f"  port: {port}",
+            f"  max_ack_pending: {limits.inflight}",
+            "}",
+            f"cluster {{ name: ispine, listen: 127.0.0.1:{cluster_port}, routes: [{nodes}] }}",
+            "",
+        ]
+    )
