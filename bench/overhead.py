@@ -6,7 +6,8 @@ process of its own. Each round measures, one after the other so that noise hits 
 * `detect` end to end, against the same inference in this process plus a bare TCP round trip of
   the same bytes;
 * `echo` of 1 KB and 100 KB with 300 B back, against two hops of the same bytes through the same
-  broker.
+  broker: `raw` with iSpine's own link class (the baseline of `echo_ratio`), `paho` with paho's
+  threaded loop.
 
     python bench/overhead.py --json
 """
@@ -20,11 +21,14 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import paho.mqtt.client as paho
 import psutil
+from paho.mqtt.enums import CallbackAPIVersion
 
 from ispine.models.capability import RuntimeConfig, discover
 from ispine.models.photos import demo_photos
@@ -109,6 +113,39 @@ class RawClient:
         self._loop.close()
 
 
+class PahoClient:
+    """Two hops of bare MQTT with paho's own threaded loop, as most programs use it."""
+
+    def __init__(self, url: str) -> None:
+        host, port = url.removeprefix("mqtt://").rsplit(":", 1)
+        self._back = threading.Event()
+        self._client = paho.Client(CallbackAPIVersion.VERSION2)
+        self._client.on_message = self._on_message
+        self._client.on_socket_open = self._no_delay
+        self._client.connect(host, int(port))
+        self._client.loop_start()
+        self._client.subscribe("raw/back")
+        time.sleep(0.2)
+
+    def _no_delay(self, _client: object, _data: object, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def _on_message(self, *_args: object) -> None:
+        self._back.set()
+
+    def round_trip(self, payload: bytes) -> None:
+        """Send and wait for the answer."""
+        self._back.clear()
+        self._client.publish("raw/go", payload)
+        if not self._back.wait(5):
+            raise SystemExit("expected an answer within 5 s; none came")
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
 class TcpClient:
     """A bare TCP round trip."""
 
@@ -150,7 +187,9 @@ def interleaved(works: dict[str, Callable[[], object]], rounds: int) -> dict[str
     return times
 
 
-def measure_echo(spine: Spine, raw: RawClient, rounds: int) -> dict[str, float]:
+def measure_echo(
+    spine: Spine, raw: RawClient, threaded: PahoClient, rounds: int
+) -> dict[str, float]:
     """Echo against two bare hops."""
     small, big = os.urandom(1000), os.urandom(FRAME_BYTES)
     options = {"reply_bytes": REPLY_BYTES}
@@ -163,6 +202,7 @@ def measure_echo(spine: Spine, raw: RawClient, rounds: int) -> dict[str, float]:
         "raw_1k": lambda: raw.round_trip(small),
         "echo_100k": echo(big),
         "raw_100k": lambda: raw.round_trip(big),
+        "paho_100k": lambda: threaded.round_trip(big),
     }
     interleaved(works, 30)
     times = interleaved(works, rounds)
@@ -173,6 +213,7 @@ def measure_echo(spine: Spine, raw: RawClient, rounds: int) -> dict[str, float]:
         "echo_100k_p99_ms": quantile(times["echo_100k"], 0.99),
         "raw_1k_p50_ms": statistics.median(times["raw_1k"]),
         "raw_100k_p50_ms": statistics.median(times["raw_100k"]),
+        "paho_100k_p50_ms": statistics.median(times["paho_100k"]),
     }
 
 
@@ -221,11 +262,12 @@ def run(rounds: int, idle_s: float) -> dict[str, object]:
         stack.enter_context(process([*agent, "--capability", "echo", "--capability", "detect"]))
         stack.enter_context(process([sys.executable, "-c", RAW_RESPONDER, url]))
         _, port = stack.enter_context(process([sys.executable, "-c", TCP_SERVER]))
-        raw, tcp = RawClient(url), TcpClient(int(port))
+        raw, threaded, tcp = RawClient(url), PahoClient(url), TcpClient(int(port))
         stack.callback(raw.close)
+        stack.callback(threaded.close)
         stack.callback(tcp.close)
         with Spine.connect(url) as spine:
-            echo = measure_echo(spine, raw, rounds)
+            echo = measure_echo(spine, raw, threaded, rounds)
             model = measure_model(spine, tcp, max(20, rounds // 5))
     return {**model, **echo, **idle, "machine": platform.processor() or platform.machine()}
 
