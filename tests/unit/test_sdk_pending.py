@@ -232,3 +232,20 @@ def test_progress_is_patience(core: Pending) -> None:
     for second in range(20):
         core.event_heard(TaskEvent("progress", "t1", "c1", second / 20), second * 900 * MS)
         assert core.time_passed(second * 900 * MS) == []
+
+
+def test_other_words_put_the_question_off_and_do_not_forget_it(core: Pending) -> None:
+    core.submitted(task(ttl_ms=9000), 0)
+    core.event_heard(accepted(), 0)
+    core.event_heard(accepted("stray"), 950 * MS)
+    assert core.time_passed(1000 * MS) == []
+    core.check_invariants()
+    assert core.next_due_ns == 1950 * MS
+    assert core.time_passed(1950 * MS) == [SendTask(task(ttl_ms=9000), 7050, is_again=True)]
+
+
+def test_nothing_is_asked_for_after_the_deadline(core: Pending) -> None:
+    core.submitted(task(ttl_ms=1000), 0)
+    core.event_heard(accepted(), 0)
+    assert core.time_passed(1000 * MS) == []
+    assert ended(core.time_passed(1050 * MS)) == [("t1", "expired")]
