@@ -1,5 +1,6 @@
 """Starting, stopping, choosing and surviving: what concerns engines, not messages."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -158,6 +159,37 @@ def test_the_self_test_finds_nothing_missing(broker: "Served") -> None:
     assert broker.engine is not None
     report = broker.loop.run(probe(broker.engine.url))
     assert [name for name, works, _ in report.abilities() if not works] == []
+
+
+@needs_mosquitto
+def test_the_self_test_names_what_is_lost(
+    tmp_path: Path, free_port: int, wait: Callable[..., None]
+) -> None:
+    program = find_mosquitto()
+    assert program is not None
+    settings = tmp_path / "poor.conf"
+    settings.write_text(
+        f"listener {free_port} 127.0.0.1\nallow_anonymous true\nretain_available false\n"
+        "max_packet_size 100000\n"
+    )
+    child = subprocess.Popen(
+        [program.path, "-c", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait(lambda: serves(free_port), 10, "mosquitto")
+        report = asyncio.run(probe(f"mqtt://127.0.0.1:{free_port}"))
+    finally:
+        child.terminate()
+        child.wait(10)
+    lost = {name: loss for name, works, loss in report.abilities() if not works}
+    assert {"retained messages", "packets of 300 KB"} <= set(lost)
+    assert report.acknowledges
+    assert "hub that starts again" in lost["retained messages"]
+
+
+def serves(port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

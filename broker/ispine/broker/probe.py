@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ispine.protocol.errors import ConnectionLost
@@ -12,6 +13,8 @@ from ispine.protocol.mqtt import MqttLink
 
 WAIT_S = 3.0
 BIG_BYTES = 300 * 1024
+
+Attempt = Callable[[MqttLink, str, str], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class BrokerReport:
         sends_wills: a vanished client's will was published.
         acknowledges: QoS 1 messages arrive.
         carries_chunks: a packet of 300 KB arrives whole.
+        clears_retained: an empty retained message removes the one before.
     """
 
     endpoint: str
@@ -33,6 +37,7 @@ class BrokerReport:
     sends_wills: bool
     acknowledges: bool
     carries_chunks: bool
+    clears_retained: bool
 
     def abilities(self) -> Iterator[tuple[str, bool, str]]:
         """Each ability, whether it is there, and what iSpine loses without it."""
@@ -51,6 +56,11 @@ class BrokerReport:
             "packets of 300 KB",
             self.carries_chunks,
             "does not work: raise the broker's packet limit to at least 1 MB",
+        )
+        yield (
+            "clearing retained messages",
+            self.clears_retained,
+            "does not work: devices that left for good stay in the list",
         )
 
 
@@ -71,25 +81,60 @@ async def probe(url: str) -> BrokerReport:
         ConfigError: the URL or the credentials are wrong.
     """
     base = f"ispine/probe/{new_task_id()}"
+    async with _linked(url) as link:
+        rtt_ms = await _round_trip(link, f"{base}/rtt")
+    return BrokerReport(
+        endpoint=link.endpoint,
+        rtt_ms=rtt_ms,
+        keeps_retained=await _works(url, f"{base}/kept", _retained),
+        sends_wills=await _works(url, f"{base}/will", _will),
+        acknowledges=await _works(url, f"{base}/sure", _acknowledged),
+        carries_chunks=await _works(url, f"{base}/big", _large),
+        clears_retained=await _works(url, f"{base}/kept", _cleared),
+    )
+
+
+@asynccontextmanager
+async def _linked(url: str) -> AsyncIterator[MqttLink]:
     link = MqttLink(url, timeout_s=WAIT_S)
     await link.connect()
     try:
-        rtt_ms = await _round_trip(link, f"{base}/rtt")
-        big, sure = asyncio.Event(), asyncio.Event()
-        await link.subscribe(f"{base}/big", lambda m: _note(big, len(m.payload) == BIG_BYTES))
-        await link.subscribe(f"{base}/sure", lambda m: _note(sure, m.qos == 1), qos=1)
-        link.publish(f"{base}/big", bytes(BIG_BYTES))
-        link.publish(f"{base}/sure", b"1", qos=1)
-        return BrokerReport(
-            link.endpoint,
-            rtt_ms,
-            await _retained(link, f"{base}/kept"),
-            await _will(link, url, f"{base}/will"),
-            await _arrives(sure),
-            await _arrives(big),
-        )
+        yield link
     finally:
         await link.close()
+
+
+async def _works(url: str, topic: str, attempt: Attempt) -> bool:
+    """Try one thing on a connection of its own: a broker may close it where it cannot do that."""
+    try:
+        async with _linked(url) as link:
+            return await attempt(link, url, topic)
+    except ConnectionLost:
+        return False
+
+
+async def _acknowledged(link: MqttLink, _: str, topic: str) -> bool:
+    got = asyncio.Event()
+    await link.subscribe(topic, lambda m: _note(got, m.qos == 1), qos=1)
+    link.publish(topic, b"1", qos=1)
+    return await _arrives(got)
+
+
+async def _large(link: MqttLink, _: str, topic: str) -> bool:
+    got = asyncio.Event()
+    await link.subscribe(topic, lambda m: _note(got, len(m.payload) == BIG_BYTES))
+    link.publish(topic, bytes(BIG_BYTES))
+    return await _arrives(got)
+
+
+async def _cleared(link: MqttLink, url: str, topic: str) -> bool:
+    link.publish(topic, b"", qos=1, retain=True)
+    await _round_trip(link, f"{topic}/before")
+    got = asyncio.Event()
+    async with _linked(url) as other:
+        await other.subscribe(topic, lambda m: _note(got, m.retained))
+        await _round_trip(other, f"{topic}/after")
+    return not got.is_set()
 
 
 def _note(event: asyncio.Event, is_right: bool) -> None:
@@ -111,18 +156,16 @@ async def _round_trip(link: MqttLink, topic: str) -> float:
     return sorted(times)[2]
 
 
-async def _retained(link: MqttLink, topic: str) -> bool:
+async def _retained(link: MqttLink, _: str, topic: str) -> bool:
     got = asyncio.Event()
 
     def on_message(message: Message) -> None:
         _note(got, message.retained and message.payload == b"1")
 
     link.publish(topic, b"1", qos=1, retain=True)
-    await asyncio.sleep(0.05)
+    await _round_trip(link, f"{topic}/before")
     await link.subscribe(topic, on_message)
-    works = await _arrives(got)
-    link.publish(topic, b"", qos=1, retain=True)
-    return works
+    return await _arrives(got)
 
 
 async def _will(link: MqttLink, url: str, topic: str) -> bool:
