@@ -38,7 +38,8 @@ class TaskSender:
         task = action.task
         frames = self._chunks.get(task.task_id)
         if frames is None:
-            frames = self._stamper.frames(replace(task, ttl_ms=action.left_ms))
+            left = replace(task, ttl_ms=action.left_ms) if action.is_again else task
+            frames = self._stamper.frames(left)
             if len(frames) > 1:
                 self._chunks[task.task_id] = frames
         if action.only:
