@@ -2,7 +2,7 @@
 
 import typer
 
-from ispine.cli import config, demo, doctor, fleet, models, rules, run, serve, service
+from ispine.cli import config, demo, doctor, fleet, models, rules, run, serve, service, simulate
 
 app = typer.Typer(
     name="ispine",
@@ -24,6 +24,7 @@ for _command in (
     fleet.drain,
     fleet.resume,
     fleet.capacity,
+    simulate.simulate,
     doctor.doctor,
 ):
     app.command()(_command)
