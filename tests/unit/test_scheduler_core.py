@@ -204,6 +204,16 @@ def test_a_thawed_device_works_again() -> None:
     assert world.given[0][1].device_id == "fast"
 
 
+def test_the_only_device_is_not_quarantined_for_being_slow() -> None:
+    world = make_world(make_device("only", 1, really_ms=60))
+    for index in range(60):
+        world.submit(f"t{index}", within_ns=60 * SECOND)
+        world.run(world.now_ns + 70 * MS)
+    world.run(world.now_ns + 60 * SECOND)
+    assert [status for _, status, _ in statuses(world)] == ["done"] * 60
+    assert not device_of(world, "only").quarantined_ns
+
+
 def test_a_freeze_is_not_taken_for_a_slow_link() -> None:
     world = make_world(make_device("fresh", 10), make_device("other", 10))
     device_of(world, "fresh").link.count = 0

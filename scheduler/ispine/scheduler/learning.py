@@ -71,6 +71,9 @@ def _judge(state: CoreState, device: Device, actual_ns: float, predicted_ns: flo
         return
     ratio = device.calibration.latest(_JUDGED) if badly else None
     if ratio is not None and ratio > _BAD_RATIO:
+        if not _has_stand_in(state, device):
+            device.calibration.clear()
+            return
         quarantine(state, device, f"answers take {ratio:.1f} times as long as it led to expect")
 
 
@@ -101,8 +104,24 @@ def judge_misses(state: CoreState) -> None:
             skill.named(attempt.variant).estimate.add(took, state.now_ns)
             device.learned()
         device.misses += 1
-        if device.misses >= _MISSES or device.probes_left:
+        if device.misses >= _MISSES and not _has_stand_in(state, device):
+            device.misses = 0
+        elif device.misses >= _MISSES or device.probes_left:
             quarantine(state, device, "it accepts tasks and does not answer them in time")
+
+
+def _has_stand_in(state: CoreState, device: Device) -> bool:
+    """Whether others offer all that a device offers.
+
+    Slow answers of the only device are better than none: a burst that the hub itself cannot carry
+    makes every prediction wrong.
+    """
+    others = [
+        other
+        for other in state.fleet.devices.values()
+        if other is not device and other.is_online and not other.quarantined_ns
+    ]
+    return all(any(name in other.skills for other in others) for name in device.skills)
 
 
 def strike(state: CoreState, device: Device, reason: str) -> None:
