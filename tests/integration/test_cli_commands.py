@@ -269,7 +269,7 @@ def test_settings_say_where_they_come_from(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('url = "mqtt://me:secret@hub.local"\n')
     told = json.loads(run("config", "show", "--json", ISPINE_CONFIG=str(file)).stdout)
-    assert told["settings"]["url"] == {"value": "hub.local", "from": str(file)}
+    assert told["settings"]["url"] == {"value": "mqtt://hub.local", "from": str(file)}
     file.write_text("url = \n")
     assert run("config", "show", ISPINE_CONFIG=str(file)).returncode == 1
 

@@ -1,97 +1,85 @@
 """Commands about the fleet: devices, tasks, why, drain, resume, capacity."""
 
 import asyncio
-import time
-from collections.abc import Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ispine.cli.asking import Asker, ask, asker
-from ispine.cli.options import DEFAULT_URL, AsJson, Url
+from ispine.cli import fleet_tables as tables
+from ispine.cli.options import DEFAULT_ROOT, DEFAULT_URL, AsJson, Root, Url
 from ispine.cli.output import guarded, make_table, print_json, print_table
+from ispine.protocol.errors import ConnectionLost, TooBusy
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from ispine.cli.asking import Asker
 
-DEVICE_COLUMNS = (
-    "device",
-    "standing",
-    "load",
-    "battery",
-    "temp",
-    "capabilities (ms)",
-    "link ms",
-    "answered",
-    "actual/predicted p50 p95",
-)
-TASK_COLUMNS = ("task", "client", "capability", "status", "device", "variant", "total ms")
+DeviceArgument = Annotated[str, typer.Argument(help="Device id.")]
+Args = Mapping[str, str | int | float]
+Question = Callable[["Asker"], Awaitable[Any]]
+WATCH_S = 1.0
+FOLLOW_S = 0.5
 
 
-def _device_row(row: dict[str, Any]) -> Sequence[object]:
-    battery = "mains" if row["battery_pct"] is None else f"{row['battery_pct']:.0f} %"
-    if row["battery_pct"] is not None and row["charging"]:
-        battery += " charging"
-    skills = ", ".join(
-        f"{skill['capability']} {skill['variants'][0]['service_ms']}"
-        for skill in row["capabilities"]
-        if skill["variants"]
-    )
-    calibration = f"{row['calibration_p50'] or '-'} {row['calibration_p95'] or '-'}"
-    return (
-        row["device"],
-        row["standing"],
-        f"{row['held']}/{row['slots']}",
-        battery,
-        "" if row["temp_c"] is None else f"{row['temp_c']:.0f} °C",
-        skills,
-        row["link_ms"],
-        row["answered"],
-        calibration,
-    )
+def _ask(
+    url: str, root: str, verb: str, args: Mapping[str, str | int | float] | None = None
+) -> Any:
+    # Imported here, for a quick `ispine --help`.
+    from ispine.cli.asking import ask
+
+    return ask(url, verb, args, root=root)
 
 
 @guarded
 def devices(
     url: Url = DEFAULT_URL,
     watch: Annotated[bool, typer.Option("--watch", help="Show until Ctrl-C.")] = False,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """The fleet: what each device offers, how it is, how good predictions for it are."""
-    if watch and not as_json:
-        asyncio.run(_watch_devices(url))
+    if watch:
+        asyncio.run(_watch_devices(url, root, as_json))
         return
-    rows = ask(url, "devices")
+    rows = _ask(url, root, "devices")
     if as_json:
         print_json(rows)
     else:
-        print_table(DEVICE_COLUMNS, map(_device_row, rows))
+        print_table(tables.DEVICE_COLUMNS, map(tables.device_row, rows))
 
 
-async def _watch_devices(url: str) -> None:
+async def _watch_devices(url: str, root: str, as_json: bool) -> None:
+    if as_json:
+        async for rows in _every(url, root, WATCH_S, lambda asking: asking.ask("devices")):
+            print_json(rows)
+        return
     from rich.live import Live
 
-    async with asker(url) as asking:
-        with Live(await _device_table(asking), refresh_per_second=4) as live:
-            while True:
-                await asyncio.sleep(1)
-                live.update(await _device_table(asking))
+    with Live(refresh_per_second=4) as live:
+        async for rows in _every(url, root, WATCH_S, lambda asking: asking.ask("devices")):
+            live.update(make_table(tables.DEVICE_COLUMNS, map(tables.device_row, rows)))
 
 
-async def _device_table(asking: Asker) -> "Table":
-    return make_table(DEVICE_COLUMNS, map(_device_row, await asking.ask("devices")))
+async def _every(url: str, root: str, pause_s: float, question: Question) -> AsyncIterator[Any]:
+    """Ask again and again; a hub that goes away is waited for once it has answered.
 
+    Raises:
+        ConnectionLost: nobody answers the first time.
+    """
+    from ispine.cli.asking import asker
 
-def _task_row(row: dict[str, Any]) -> Sequence[object]:
-    return (
-        row["task"],
-        row["client"],
-        row["capability"],
-        row["code"] or row["status"],
-        row["device"],
-        row["variant"],
-        row["total_ms"],
-    )
+    has_answered = False
+    async with asker(url, root) as asking:
+        while True:
+            try:
+                yield await question(asking)
+                has_answered = True
+            except ConnectionLost as error:
+                if not has_answered:
+                    raise
+                print(f"ispine: {error}; waiting for it", file=sys.stderr)
+            await asyncio.sleep(pause_s)
 
 
 @guarded
@@ -99,33 +87,47 @@ def tasks(
     url: Url = DEFAULT_URL,
     follow: Annotated[bool, typer.Option("--follow", help="Show new ones until Ctrl-C.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many.")] = 20,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """The last tasks and what became of them."""
-    rows = ask(url, "tasks", {"limit": limit})
-    if as_json:
-        if not follow:
-            print_json(rows)
-            return
-        for row in rows:
-            print_json(row)
-    else:
-        print_table(TASK_COLUMNS, map(_task_row, rows))
     if follow:
-        last = rows[-1]["cursor"] if rows else 0
-        asyncio.run(_follow(url, last, as_json))
+        asyncio.run(_follow(url, root, limit, as_json))
+        return
+    rows = _ask(url, root, "tasks", {"limit": limit})
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(tables.TASK_COLUMNS, map(tables.task_row, rows))
 
 
-async def _follow(url: str, last: int, as_json: bool) -> None:
-    async with asker(url) as asking:
-        while True:
-            await asyncio.sleep(0.5)
-            for row in await asking.ask("tasks", {"after": last, "limit": 200}):
-                last = row["cursor"]
-                if as_json:
-                    print_json(row)
-                else:
-                    print(*(str(cell or "-").ljust(12) for cell in _task_row(row)), flush=True)
+class _Cursor:
+    """Which tasks were shown already."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._after = limit, 0
+
+    async def ask(self, asking: "Asker") -> Any:
+        """The tasks since the last question."""
+        limit = 200 if self._after else self._limit
+        try:
+            rows = await asking.ask("tasks", {"after": self._after, "limit": limit})
+        except ConnectionLost:
+            self._after = 0  # a hub that starts again counts from the beginning
+            raise
+        self._after = rows[-1]["cursor"] if rows else self._after
+        return rows
+
+
+async def _follow(url: str, root: str, limit: int, as_json: bool) -> None:
+    if not as_json:
+        print(tables.task_line(tables.TASK_COLUMNS), flush=True)
+    async for rows in _every(url, root, FOLLOW_S, _Cursor(limit).ask):
+        for row in rows:
+            if as_json:
+                print_json(row)
+            else:
+                print(tables.task_line(tables.task_row(row)), flush=True)
 
 
 @guarded
@@ -133,67 +135,66 @@ def why(
     task: Annotated[str, typer.Argument(help="Task id, from `ispine tasks`.")],
     client: Annotated[str, typer.Option(help="Where the id alone is not enough.")] = "",
     url: Url = DEFAULT_URL,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Why a task went where it went: candidates, predictions, attempts, where the time went."""
-    story = ask(url, "why", {"task": task, "client": client})
+    story = _ask(url, root, "why", {"task": task, "client": client})
     if as_json:
         print_json(story)
-        return
-    print(
-        f"{story['task']}: {story['capability']} for {story['client']},"
-        f" {story['bytes']} bytes, within {story['within_ms']} ms → "
-        f"{story['code'] or story['status']}"
-        + (f" by {story['device']} {story['variant']}" if story["device"] else "")
-    )
-    for step in story["steps"]:
-        detail = " ".join(str(step[k]) for k in ("device", "attempt", "detail") if k in step)
-        print(f"  {step['at_ms']:>9} ms  {step['what']}  {detail}")
-        for c in step.get("candidates", ()):
-            print(
-                f"               {c['device']} {c['variant']}: queue {c['queue_ms']} + link"
-                f" {c['link_ms']} + compute {c['compute_ms']} ms, cost {c['cost_ms']}"
-                + ("" if c["had_place"] else ", full")
-            )
-    parts = ", ".join(f"{name} {value} ms" for name, value in story["parts_ms"].items())
-    print(f"  where the time went: {parts or 'nothing ran'}")
-    if story["message"]:
-        print(f"  {story['message']}")
-
-
-def _order(verb: str, device: str, url: str, as_json: bool) -> None:
-    standing = ask(url, verb, {"device": device})
-    if as_json:
-        print_json(standing)
     else:
-        print(f"{standing['device']}: {standing['standing']}, holds {standing['held']}")
+        print("\n".join(tables.story_lines(story)))
+
+
+def _print_standing(row: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(row)
+    else:
+        print(f"{row['device']}: {row['standing']}, holds {row['held']}")
 
 
 @guarded
 def drain(
-    device: Annotated[str, typer.Argument(help="Device id.")],
+    device: DeviceArgument,
     url: Url = DEFAULT_URL,
-    wait_s: Annotated[float, typer.Option("--wait", help="Seconds to wait until it is empty.")] = 0,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait until it is empty.")
+    ] = 0,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Give a device nothing new; it finishes what it holds."""
-    _order("drain", device, url, as_json)
-    deadline_s = time.monotonic() + wait_s
-    while time.monotonic() < deadline_s:
-        row = next(r for r in ask(url, "devices") if r["device"] == device)
-        if not row["held"]:
-            return
-        time.sleep(0.2)
+    _print_standing(asyncio.run(_drain(url, root, device, wait_s)), as_json)
+
+
+async def _drain(url: str, root: str, device: str, wait_s: float) -> Mapping[str, Any]:
+    from ispine.cli.asking import asker
+
+    loop = asyncio.get_running_loop()
+    async with asker(url, root) as asking:
+        deadline_s = loop.time() + wait_s
+        while True:
+            # Draining again changes nothing, and says what the device still holds.
+            standing: Mapping[str, Any] = await asking.ask("drain", {"device": device})
+            if not wait_s or not standing["held"]:
+                return standing
+            if loop.time() > deadline_s:
+                raise TooBusy(
+                    f"expected {device} to be empty within {wait_s:g} s; it holds"
+                    f" {standing['held']} and gets nothing new; wait longer with --wait"
+                )
+            await asyncio.sleep(0.2)
 
 
 @guarded
 def resume(
-    device: Annotated[str, typer.Argument(help="Device id.")],
+    device: DeviceArgument,
     url: Url = DEFAULT_URL,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """Give a drained device work again."""
-    _order("resume", device, url, as_json)
+    _print_standing(_ask(url, root, "resume", {"device": device}), as_json)
 
 
 @guarded
@@ -202,10 +203,12 @@ def capacity(
     fps: Annotated[float, typer.Option(help="Frames per second of one stream.")] = 15.0,
     within_ms: Annotated[float, typer.Option(help="Deadline of each frame.")] = 150.0,
     url: Url = DEFAULT_URL,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
 ) -> None:
     """How many more streams of this kind the fleet can carry, from measured service times."""
-    found = ask(url, "capacity", {"capability": capability, "fps": fps, "within_ms": within_ms})
+    asked: dict[str, str | int | float] = {"capability": capability}
+    found = _ask(url, root, "capacity", {**asked, "fps": fps, "within_ms": within_ms})
     if as_json:
         print_json(found)
         return

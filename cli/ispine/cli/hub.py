@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ispine.broker import BrokerConfig, Engine, engine_for
+from ispine.cli.ports import holder
 from ispine.cli.running import say_ready, until_told_to_stop
 from ispine.protocol.discovery import Announcement
+from ispine.protocol.errors import ConfigError
 from ispine.protocol.link import Link
 from ispine.protocol.mqtt import MqttLink
 from ispine.protocol.topics import DEFAULT_ROOT
@@ -62,12 +64,23 @@ async def run_hub(options: HubOptions) -> None:
     """
     engine = engine_for(options.broker)
     async with until_told_to_stop() as stopped:
-        await engine.start()
+        await _start(engine, options.broker)
         try:
             link = await engine.attach(options.hub_id)
             await _schedule(link, options, engine, stopped)
         finally:
             await engine.stop()
+
+
+async def _start(engine: Engine, config: BrokerConfig) -> None:
+    """Start it; where its port is taken, say by whom."""
+    try:
+        await engine.start()
+    except ConfigError as error:
+        who = holder(config.port) if config.engine != "external" and config.port else ""
+        if not who:
+            raise
+        raise ConfigError(f"{error}; port {config.port} is held by {who}") from error
 
 
 async def _schedule(
@@ -78,7 +91,7 @@ async def _schedule(
     await service.start()
     announcement = await _announce(options, url) if options.announce else None
     try:
-        say_ready("hub", as_json=options.as_json, url=url, engine=options.broker.engine)
+        say_ready("hub", as_json=options.as_json, url=url, engine=engine.name)
         await stopped.wait()
     finally:
         if announcement is not None:
@@ -111,9 +124,9 @@ async def run_broker(config: BrokerConfig, *, as_json: bool) -> None:
     """Only the broker."""
     engine = engine_for(config)
     async with until_told_to_stop() as stopped:
-        await engine.start()
+        await _start(engine, config)
         try:
-            say_ready("broker", as_json=as_json, url=engine.url)
+            say_ready("broker", as_json=as_json, url=engine.url, engine=engine.name)
             await stopped.wait()
         finally:
             await engine.stop()

@@ -1,8 +1,25 @@
 """`ispine`: the command line."""
 
+import sys
+from typing import Annotated
+
 import typer
 
-from ispine.cli import config, demo, doctor, fleet, models, rules, run, serve, service, simulate
+from ispine.cli import (
+    config,
+    demo,
+    doctor,
+    fleet,
+    models,
+    rules,
+    run,
+    serve,
+    service,
+    simulate,
+)
+from ispine.cli.output import fail
+from ispine.cli.settings_file import has_settings
+from ispine.protocol.errors import ConfigError
 
 app = typer.Typer(
     name="ispine",
@@ -34,47 +51,39 @@ app.add_typer(config.app, name="config")
 app.add_typer(service.app, name="service")
 
 
-def main() -> None:
-    """Entry point of the command `ispine`: options left out come from the settings."""
-    app(default_map=_defaults())
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(f"ispine {version('ispine')}")
+        raise typer.Exit
 
 
-def _defaults() -> dict[str, dict[str, str]]:
-    """The settings file's URL and models folder, for every command that has such an option."""
-    from ispine.cli.settings import config_file
-
-    if not config_file().is_file():
-        return {}
-    return _from_settings()
-
-
-def _from_settings() -> dict[str, dict[str, str]]:
-    from ispine.cli.settings import load
-    from ispine.protocol.errors import ConfigError
+@app.callback()
+def ispine(
+    context: typer.Context,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """The devices on your network as one AI processor for wearables."""
+    # Help must work with settings that do not.
+    if not has_settings() or "--help" in sys.argv:
+        return
+    from ispine.cli.settings import load, option_defaults
 
     try:
-        settings = load()
+        context.default_map = option_defaults(load())
     except ConfigError as error:
-        # `config show` explains it; the other commands go on without the file.
-        typer.echo(f"ispine: {error}", err=True)
-        return {}
-    values = {"url": settings.url, "models": str(settings.models_dir or "")}
-    given = {name: value for name, value in values.items() if value}
-    return dict.fromkeys(_WITH_URL, given)
+        fail(error, as_json="--json" in sys.argv)
 
 
-_WITH_URL = (
-    "agent",
-    "scheduler",
-    "run",
-    "devices",
-    "tasks",
-    "why",
-    "drain",
-    "resume",
-    "capacity",
-    "doctor",
-)
+def main() -> None:
+    """Entry point of the command `ispine`: options left out come from the settings."""
+    app()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ispine.cli.options import AsJson
-from ispine.cli.output import REFUSED, guarded, print_json, print_table
+from ispine.cli.output import REFUSED, guarded, print_json, print_table, tracked, working
 
 if TYPE_CHECKING:
     from ispine.models.catalogue import Model
@@ -97,7 +97,8 @@ def add(
     """Add a model: NanoDet, YOLOX, SSD and classifier layouts are recognised."""
     from ispine.models.adding import add_model
 
-    manifest = add_model(file, task, labels, name, licence, models)
+    with working(f"trying out {file.name}"):
+        manifest = add_model(file, task, labels, name, licence, models)
     if as_json:
         print_json({"model": manifest.id, "capability": manifest.capability})
     else:
@@ -122,8 +123,9 @@ def bench(
     if factory is None:
         raise ModelUnavailable(f"expected a capability of this machine; got {capability!r}")
     made = factory(RuntimeConfig(threads=threads, model_dir=models))
-    made.load()
-    times = dict(made.benchmark())
+    with working(f"timing {capability}"):
+        made.load()
+        times = dict(made.benchmark())
     if as_json:
         print_json({"capability": capability, "threads": threads, "ms": times})
     else:
@@ -138,7 +140,7 @@ def verify(models: Folder = None, as_json: AsJson = False) -> None:
 
     rows = [
         {"model": r.model, "variant": r.variant, "ok": not r.problem, "problem": r.problem}
-        for r in verify_all(models)
+        for r in tracked(verify_all(models), "checking models")
     ]
     if as_json:
         print_json(rows)

@@ -7,8 +7,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+
+LIFELINE = "ISPINE_LIFELINE"
+"""Set to `stdin` by a parent that holds the other end of this process's standard input."""
 
 _FIELDS = (
     "task_id",
@@ -76,23 +79,43 @@ def notify(state: str) -> None:
 
 async def feed_watchdog() -> None:
     """Tell systemd's watchdog that the event loop still turns, where it wants to know."""
-    interval_us = int(os.environ.get("WATCHDOG_USEC") or 0)
-    while interval_us > 0:
+    interval_s = watchdog_interval_s(os.environ, os.getpid())
+    while interval_s > 0:
         notify("WATCHDOG=1")
-        await asyncio.sleep(interval_us / 2e6)
+        await asyncio.sleep(interval_s / 2)
+
+
+def watchdog_interval_s(environment: Mapping[str, str], pid: int) -> float:
+    """Seconds within which process `pid` must be heard (sd_watchdog_enabled(3)); 0 for never."""
+    if environment.get("WATCHDOG_PID", str(pid)) != str(pid):
+        return 0.0
+    told = environment.get("WATCHDOG_USEC", "")
+    return int(told) / 1e6 if told.isdecimal() else 0.0
 
 
 @asynccontextmanager
 async def until_told_to_stop() -> AsyncIterator[asyncio.Event]:
-    """An event that SIGTERM or SIGINT sets; feeds the watchdog meanwhile."""
+    """An event that SIGTERM, SIGINT or the parent's end sets; feeds the watchdog meanwhile."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    has_lifeline = os.environ.pop(LIFELINE, "") == "stdin"
+    if has_lifeline:
+        loop.add_reader(0, _feel_lifeline, loop, stopped)
     watchdog = loop.create_task(feed_watchdog(), name="watchdog")
     try:
         yield stopped
     finally:
         notify("STOPPING=1")
+        if has_lifeline:
+            loop.remove_reader(0)
         watchdog.cancel()
         await asyncio.gather(watchdog, return_exceptions=True)
+
+
+def _feel_lifeline(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    """The pipe from the parent can be read: it is at its end when the parent has gone."""
+    if not os.read(0, 1024):
+        loop.remove_reader(0)
+        stopped.set()

@@ -1,34 +1,50 @@
 """Commands that serve: hub, broker, scheduler, agent, up."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ispine.cli.options import DEFAULT_URL, AsJson, Url, Verbose
+from ispine.cli.options import DEFAULT_ROOT, DEFAULT_URL, AsJson, Root, Url, Verbose
 from ispine.cli.output import guarded
 from ispine.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from ispine.agent.config import AgentConfig
-    from ispine.agent.rules import Rules
     from ispine.broker import BrokerConfig
 
 Host = Annotated[str, typer.Option(help="Address to listen on. Loopback unless told otherwise.")]
-Port = Annotated[int, typer.Option(help="TCP port; 0 takes a free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 takes a free one.")]
+
+
+class EngineName(StrEnum):
+    """What carries the messages."""
+
+    EMBEDDED = "embedded"
+    MOSQUITTO = "mosquitto"
+    AUTO = "auto"
+    EXTERNAL = "external"
+
+
+class Who(StrEnum):
+    """Who may connect without a name."""
+
+    NOBODY = "nobody"
+    LOOPBACK = "loopback"
+    EVERYBODY = "everybody"
+
+
 Engine = Annotated[
-    str,
-    typer.Option(
-        help="embedded, mosquitto, auto (mosquitto if installed), or external with --url."
-    ),
+    EngineName,
+    typer.Option(help="auto takes mosquitto where it is installed; external needs --url."),
 ]
-Anonymous = Annotated[
-    str, typer.Option(help="Who may connect without a name: nobody, loopback, everybody.")
-]
+Anonymous = Annotated[Who, typer.Option(help="Who may connect without a name.")]
+WsPort = Annotated[int | None, typer.Option(min=0, max=65535, help="Port for MQTT over WebSocket.")]
 
 
 def _broker_config(
-    engine: str, host: str, port: int, ws_port: int | None, url: str, anonymous: str
+    engine: EngineName, host: str, port: int, ws_port: int | None, url: str, anonymous: Who
 ) -> "BrokerConfig":
     from pydantic import ValidationError
 
@@ -37,12 +53,12 @@ def _broker_config(
     try:
         return BrokerConfig.model_validate(
             {
-                "engine": engine,
+                "engine": engine.value,
                 "host": host,
                 "port": port,
                 "ws_port": ws_port,
-                "url": url if engine == "external" else "",
-                "anonymous": anonymous,
+                "url": url if engine is EngineName.EXTERNAL else "",
+                "anonymous": anonymous.value,
             }
         )
     except ValidationError as error:
@@ -54,15 +70,16 @@ def _broker_config(
 def hub(
     host: Host = "127.0.0.1",
     port: Port = 1883,
-    engine: Engine = "embedded",
+    engine: Engine = EngineName.EMBEDDED,
     url: Url = "",
-    ws_port: Annotated[int | None, typer.Option(help="Port for MQTT over WebSocket.")] = None,
-    anonymous: Anonymous = "loopback",
+    ws_port: WsPort = None,
+    anonymous: Anonymous = Who.LOOPBACK,
     hub_id: Annotated[str, typer.Option("--id", help="Names this hub.")] = "hub",
     data: Annotated[
         Path | None, typer.Option(help="Folder for durable tasks; none without it.")
     ] = None,
     announce: Annotated[bool, typer.Option(help="Announce the hub by mDNS.")] = True,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -73,7 +90,35 @@ def hub(
     set_up_logs(verbose)
     config = _broker_config(engine, host, port, ws_port, url, anonymous)
     folder = _data_folder(data)
-    run_loop(run_hub(HubOptions(config, hub_id, folder, announce, as_json=as_json)))
+    options = HubOptions(
+        config, _checked_id(hub_id), folder, announce, _checked_root(root), as_json
+    )
+    run_loop(run_hub(options))
+
+
+def _checked_id(text: str) -> str:
+    """`text`, when it may stand in a topic.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    from ispine.protocol.errors import BadId
+    from ispine.protocol.ids import check_id
+
+    try:
+        return check_id(text, "hub id")
+    except BadId as error:
+        raise ConfigError(f"--id: {error}") from error
+
+
+def _checked_root(root: str) -> str:
+    from ispine.protocol.errors import BadId
+    from ispine.protocol.topics import Topics
+
+    try:
+        return Topics(root).root
+    except BadId as error:
+        raise ConfigError(f"--root: {error}") from error
 
 
 def _data_folder(data: Path | None) -> Path | None:
@@ -92,8 +137,9 @@ def _data_folder(data: Path | None) -> Path | None:
 def broker(
     host: Host = "127.0.0.1",
     port: Port = 1883,
-    ws_port: Annotated[int | None, typer.Option(help="Port for MQTT over WebSocket.")] = None,
-    anonymous: Anonymous = "loopback",
+    engine: Engine = EngineName.EMBEDDED,
+    ws_port: WsPort = None,
+    anonymous: Anonymous = Who.LOOPBACK,
     as_json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -102,7 +148,9 @@ def broker(
     from ispine.cli.running import set_up_logs
 
     set_up_logs(verbose)
-    config = _broker_config("embedded", host, port, ws_port, "", anonymous)
+    if engine is EngineName.EXTERNAL:
+        raise ConfigError("expected an engine that runs here; an external broker runs already")
+    config = _broker_config(engine, host, port, ws_port, "", anonymous)
     run_loop(run_broker(config, as_json=as_json))
 
 
@@ -111,6 +159,7 @@ def scheduler(
     url: Url = DEFAULT_URL,
     hub_id: Annotated[str, typer.Option("--id", help="Names this scheduler.")] = "hub",
     data: Annotated[Path | None, typer.Option(help="Folder for durable tasks.")] = None,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -121,7 +170,11 @@ def scheduler(
 
     set_up_logs(verbose)
     options = HubOptions(
-        BrokerConfig(engine="external", url=url), hub_id, _data_folder(data), as_json=as_json
+        BrokerConfig(engine="external", url=url),
+        _checked_id(hub_id),
+        _data_folder(data),
+        root=_checked_root(root),
+        as_json=as_json,
     )
     run_loop(run_scheduler(url, options))
 
@@ -149,6 +202,7 @@ def agent(
     only_when_charging: Annotated[bool, typer.Option(help="Work only on mains power.")] = False,
     only_when_idle: Annotated[bool, typer.Option(help="Work only while nobody else does.")] = False,
     slowdown: Annotated[float, typer.Option(hidden=True)] = 1.0,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
@@ -157,6 +211,7 @@ def agent(
 
     from ispine.agent.config import AgentConfig, default_device_id
     from ispine.cli.hub import run_loop
+    from ispine.cli.rules import owner_rules
     from ispine.cli.running import set_up_logs
 
     set_up_logs(verbose)
@@ -174,35 +229,14 @@ def agent(
             extra=tuple(spec for spec in wanted if "=" in spec),
             model_dir=models,
             sensors_dir=sensors,
-            rules=_rules(rules, min_battery, max_temp, only_when_charging, only_when_idle),
+            rules=owner_rules(rules, min_battery, max_temp, only_when_charging, only_when_idle),
             slowdown=slowdown,
+            root=_checked_root(root),
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     run_loop(_run_agent(config, as_json=as_json))
-
-
-def _rules(
-    path: Path | None,
-    min_battery: float | None,
-    max_temp: float | None,
-    only_when_charging: bool,
-    only_when_idle: bool,
-) -> "Rules":
-    from ispine.agent import rules
-
-    given: dict[str, object] = {}
-    if min_battery is not None:
-        given["min_battery_pct"] = min_battery
-    if max_temp is not None:
-        given["max_temp_c"] = max_temp
-    if only_when_charging:
-        given["only_when_charging"] = True
-    if only_when_idle:
-        given["only_when_idle"] = True
-    base = rules.load(path) if path is not None else rules.Rules()
-    return rules.Rules.model_validate({**base.model_dump(), **given})
 
 
 async def _run_agent(config: "AgentConfig", *, as_json: bool) -> None:
@@ -232,26 +266,31 @@ async def _run_agent(config: "AgentConfig", *, as_json: bool) -> None:
 def up(
     host: Host = "127.0.0.1",
     port: Port = 1883,
-    anonymous: Anonymous = "loopback",
+    engine: Engine = EngineName.EMBEDDED,
+    anonymous: Anonymous = Who.LOOPBACK,
     data: Annotated[Path | None, typer.Option(help="Folder for durable tasks.")] = None,
+    root: Root = DEFAULT_ROOT,
     as_json: AsJson = False,
     verbose: Verbose = 0,
 ) -> None:
     """Run hub and agent on this machine, and keep them running."""
+    from contextlib import suppress
+
+    from ispine.cli.processes import StoppedEarly
     from ispine.cli.running import say_ready, set_up_logs
     from ispine.cli.supervisor import Supervisor, free_port
 
     set_up_logs(verbose)
     # A hub that is started again must be found at the same port.
     fixed = port or free_port(host)
-    hub_arguments = ["hub", "--host", host, "--port", str(fixed), "--anonymous", anonymous]
-    hub_arguments += ["--json"]
+    common = ["--root", root, "--json"]
+    hub_arguments = ["hub", "--host", host, "--port", str(fixed), "--anonymous", anonymous.value]
+    hub_arguments += ["--engine", engine.value, *common]
     if data is not None:
         hub_arguments += ["--data", str(data)]
-    with Supervisor() as supervisor:
-        ready = supervisor.start("hub", hub_arguments)
-        url = str(ready["url"])
-        supervisor.start("agent", ["agent", "--url", url, "--json"])
+    with suppress(StoppedEarly), Supervisor() as supervisor:
+        url = str(supervisor.start(hub_arguments)["url"])
+        supervisor.start(["agent", "--url", url, *common])
         say_ready("up", as_json=as_json, url=url)
         supervisor.watch()
 

@@ -6,39 +6,53 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-from ispine.cli.processes import Child
-from ispine.protocol.errors import ConfigError
+from ispine.cli.processes import START_S, Child
+from ispine.cli.running import notify
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 30.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
 STABLE_S = 60.0
 _POLL_S = 0.2
 
 
 def free_port(host: str) -> int:
     """A TCP port that nobody uses now."""
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 class _Entry:
-    def __init__(self, name: str, arguments: list[str], child: Child) -> None:
-        self.name, self.arguments, self.child = name, arguments, child
-        self.started_s = time.monotonic()
-        self.wait_s = FIRST_WAIT_S
+    """One child, and when it is to be started again."""
+
+    def __init__(self, child: Child, arguments: list[str]) -> None:
+        self.child, self.arguments = child, arguments
+        self.pause_s = FIRST_PAUSE_S
         self.restart_at_s: float | None = None
 
 
 class Supervisor:
-    """Starts children in order and watches them until SIGTERM or SIGINT."""
+    """Starts children in order and watches them until SIGTERM or SIGINT.
 
-    def __init__(self) -> None:
+    Args:
+        start_child: starts `ispine` with these arguments; the first is its name.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        start_child: Callable[[list[str]], Child] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._start_child = start_child or _start
+        self._clock = clock
         self._entries: list[_Entry] = []
         self._stop = threading.Event()
 
@@ -48,45 +62,54 @@ class Supervisor:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        notify("STOPPING=1")
         for entry in reversed(self._entries):
             entry.child.close()
 
     def _told_to_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stop.set()
 
-    def start(self, name: str, arguments: list[str]) -> dict[str, object]:
-        """Start a child and wait until it serves.
+    def start(self, arguments: list[str]) -> dict[str, object]:
+        """Start a child and wait until it serves; its ready line.
 
         Raises:
             ConfigError: it does not come up the first time.
+            StoppedEarly: this process was told to stop before.
         """
-        child = Child(name, arguments)
-        self._entries.append(_Entry(name, arguments, child))
-        return child.wait_ready()
+        child = self._start_child(arguments)
+        self._entries.append(_Entry(child, arguments))
+        return child.wait_ready(stop=self._stop)
 
     def watch(self) -> None:
         """Restart what ends, until told to stop."""
         while not self._stop.wait(_POLL_S):
-            for entry in self._entries:
-                self._look_after(entry)
+            self.look_after_all()
+
+    def look_after_all(self) -> None:
+        """One look at every child."""
+        for entry in self._entries:
+            self._look_after(entry)
 
     def _look_after(self, entry: _Entry) -> None:
-        now_s = time.monotonic()
-        if entry.child.is_running:
-            if now_s - entry.started_s > STABLE_S:
-                entry.wait_s = FIRST_WAIT_S
+        now_s, child = self._clock(), entry.child
+        if child.is_running:
+            self._check(entry, now_s - child.started_s)
         elif entry.restart_at_s is None:
-            entry.restart_at_s = now_s + entry.wait_s * random.uniform(0.8, 1.2)
-            entry.wait_s = min(entry.wait_s * 2, LONGEST_WAIT_S)
-            log.warning("process ended", extra={"why": f"{entry.name}: {entry.child.last_words()}"})
+            entry.restart_at_s = now_s + entry.pause_s * random.uniform(0.8, 1.2)
+            entry.pause_s = min(entry.pause_s * 2, LONGEST_PAUSE_S)
+            log.warning("process ended", extra={"why": f"{child.name}: {child.why_it_failed()}"})
         elif now_s >= entry.restart_at_s:
-            self._restart(entry)
+            child.close()
+            entry.child, entry.restart_at_s = self._start_child(entry.arguments), None
+            log.info("process started again", extra={"why": child.name})
 
-    def _restart(self, entry: _Entry) -> None:
-        entry.child.close()
-        entry.child = Child(entry.name, entry.arguments)
-        entry.started_s, entry.restart_at_s = time.monotonic(), None
-        try:
-            entry.child.wait_ready()
-        except ConfigError as error:
-            log.warning("restart failed", extra={"why": str(error)})
+    def _check(self, entry: _Entry, age_s: float) -> None:
+        if age_s > STABLE_S:
+            entry.pause_s = FIRST_PAUSE_S
+        elif age_s > START_S and not entry.child.is_ready:
+            log.warning("process does not come up", extra={"why": entry.child.name})
+            entry.child.kill()
+
+
+def _start(arguments: list[str]) -> Child:
+    return Child(arguments[0], arguments, has_settings=True)
