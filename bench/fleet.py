@@ -65,6 +65,12 @@ def warm_up(spine: Spine, count: int = 60) -> None:
     time.sleep(0.2)
 
 
+def duplicates_of(spine: Spine) -> int:
+    """Outcomes beyond one per sending: a task that is sent again asks for its outcome again."""
+    stats = spine.stats
+    return max(stats.duplicates - stats.resent - stats.asked_again, 0)
+
+
 def arguments_of(description: str | None, **defaults: int) -> argparse.Namespace:
     """`--json` and the given numbers."""
     parser = argparse.ArgumentParser(description=description)

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 
-from fleet import Fleet, arguments_of, running_fleet, show, submit, warm_up
+from fleet import Fleet, arguments_of, duplicates_of, running_fleet, show, submit, warm_up
 
 from ispine.cli.asking import ask
 
@@ -57,7 +57,7 @@ def main() -> None:
         numbers: dict[str, object] = {
             "sent": sent,
             "answered": answered,
-            "duplicated": spine.stats.duplicates,
+            "duplicated": duplicates_of(spine),
             "work_ratio": round((after["assigned"] - before["assigned"]) / sent, 4),
             "kills": len(kills),
             "seconds": round(took_s, 1),

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fleet import Fleet, arguments_of, running_fleet, show, submit, warm_up
+from fleet import Fleet, arguments_of, duplicates_of, running_fleet, show, submit, warm_up
 
 from ispine.cli.asking import ask
 from ispine.sdk import Spine
@@ -146,7 +146,7 @@ def fault(kind: str, count: int) -> dict[str, float | int]:
         time.sleep(0.3)
         numbers = {
             "answered": spine.stats.answered - answered_before,
-            "duplicated": spine.stats.duplicates,
+            "duplicated": duplicates_of(spine),
             "rescue_ms": round(rescue_ms(fleet.url, sent, fault_s, "fast"), 1),
             "makespan_ratio": round(took_s / (left * SLOW_S), 3),
         }

@@ -83,7 +83,9 @@ class Wearable:
                 self._take(told)
             elif told["event"] == "stats":
                 self._tally.sent = told["sent"]
-                self._tally.duplicated = told["duplicates"]
+                # A task that was sent again asks for its outcome again: that is no duplicate.
+                asked = told["resent"] + told["asked_again"]
+                self._tally.duplicated = max(told["duplicates"] - asked, 0)
         self.is_over.set()
 
     def _take(self, told: dict[str, Any]) -> None:
