@@ -1,30 +1,19 @@
 """Commands about the fleet: devices, tasks, why, drain, resume, capacity."""
 
-import asyncio
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from ispine.cli import fleet_tables as tables
 from ispine.cli.options import DEFAULT_ROOT, DEFAULT_URL, AsJson, Root, Url
-from ispine.cli.output import guarded, make_table, print_json, print_table
-from ispine.protocol.errors import ConnectionLost, TooBusy
-
-if TYPE_CHECKING:
-    from ispine.cli.asking import Asker
+from ispine.cli.output import guarded, print_json, print_table
 
 DeviceArgument = Annotated[str, typer.Argument(help="Device id.")]
 Args = Mapping[str, str | int | float]
-Question = Callable[["Asker"], Awaitable[Any]]
-WATCH_S = 1.0
-FOLLOW_S = 0.5
 
 
-def _ask(
-    url: str, root: str, verb: str, args: Mapping[str, str | int | float] | None = None
-) -> Any:
+def _ask(url: str, root: str, verb: str, args: Args | None = None) -> Any:
     # Imported here, for a quick `ispine --help`.
     from ispine.cli.asking import ask
 
@@ -40,46 +29,17 @@ def devices(
 ) -> None:
     """The fleet: what each device offers, how it is, how good predictions for it are."""
     if watch:
-        asyncio.run(_watch_devices(url, root, as_json))
+        import asyncio
+
+        from ispine.cli.fleet_live import watch_devices
+
+        asyncio.run(watch_devices(url, root, as_json))
         return
     rows = _ask(url, root, "devices")
     if as_json:
         print_json(rows)
     else:
         print_table(tables.DEVICE_COLUMNS, map(tables.device_row, rows))
-
-
-async def _watch_devices(url: str, root: str, as_json: bool) -> None:
-    if as_json:
-        async for rows in _every(url, root, WATCH_S, lambda asking: asking.ask("devices")):
-            print_json(rows)
-        return
-    from rich.live import Live
-
-    with Live(refresh_per_second=4) as live:
-        async for rows in _every(url, root, WATCH_S, lambda asking: asking.ask("devices")):
-            live.update(make_table(tables.DEVICE_COLUMNS, map(tables.device_row, rows)))
-
-
-async def _every(url: str, root: str, pause_s: float, question: Question) -> AsyncIterator[Any]:
-    """Ask again and again; a hub that goes away is waited for once it has answered.
-
-    Raises:
-        ConnectionLost: nobody answers the first time.
-    """
-    from ispine.cli.asking import asker
-
-    has_answered = False
-    async with asker(url, root) as asking:
-        while True:
-            try:
-                yield await question(asking)
-                has_answered = True
-            except ConnectionLost as error:
-                if not has_answered:
-                    raise
-                print(f"ispine: {error}; waiting for it", file=sys.stderr)
-            await asyncio.sleep(pause_s)
 
 
 @guarded
@@ -92,42 +52,17 @@ def tasks(
 ) -> None:
     """The last tasks and what became of them."""
     if follow:
-        asyncio.run(_follow(url, root, limit, as_json))
+        import asyncio
+
+        from ispine.cli.fleet_live import follow_tasks
+
+        asyncio.run(follow_tasks(url, root, limit, as_json))
         return
     rows = _ask(url, root, "tasks", {"limit": limit})
     if as_json:
         print_json(rows)
     else:
         print_table(tables.TASK_COLUMNS, map(tables.task_row, rows))
-
-
-class _Cursor:
-    """Which tasks were shown already."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._after = limit, 0
-
-    async def ask(self, asking: "Asker") -> Any:
-        """The tasks since the last question."""
-        limit = 200 if self._after else self._limit
-        try:
-            rows = await asking.ask("tasks", {"after": self._after, "limit": limit})
-        except ConnectionLost:
-            self._after = 0  # a hub that starts again counts from the beginning
-            raise
-        self._after = rows[-1]["cursor"] if rows else self._after
-        return rows
-
-
-async def _follow(url: str, root: str, limit: int, as_json: bool) -> None:
-    if not as_json:
-        print(tables.task_line(tables.TASK_COLUMNS), flush=True)
-    async for rows in _every(url, root, FOLLOW_S, _Cursor(limit).ask):
-        for row in rows:
-            if as_json:
-                print_json(row)
-            else:
-                print(tables.task_line(tables.task_row(row)), flush=True)
 
 
 @guarded
@@ -164,26 +99,11 @@ def drain(
     as_json: AsJson = False,
 ) -> None:
     """Give a device nothing new; it finishes what it holds."""
-    _print_standing(asyncio.run(_drain(url, root, device, wait_s)), as_json)
+    import asyncio
 
+    from ispine.cli import fleet_live
 
-async def _drain(url: str, root: str, device: str, wait_s: float) -> Mapping[str, Any]:
-    from ispine.cli.asking import asker
-
-    loop = asyncio.get_running_loop()
-    async with asker(url, root) as asking:
-        deadline_s = loop.time() + wait_s
-        while True:
-            # Draining again changes nothing, and says what the device still holds.
-            standing: Mapping[str, Any] = await asking.ask("drain", {"device": device})
-            if not wait_s or not standing["held"]:
-                return standing
-            if loop.time() > deadline_s:
-                raise TooBusy(
-                    f"expected {device} to be empty within {wait_s:g} s; it holds"
-                    f" {standing['held']} and gets nothing new; wait longer with --wait"
-                )
-            await asyncio.sleep(0.2)
+    _print_standing(asyncio.run(fleet_live.drain(url, root, device, wait_s)), as_json)
 
 
 @guarded

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO
 
-from ispine.cli.running import LIFELINE
+from ispine.cli import lifeline
 from ispine.protocol.errors import ConfigError
 
 START_S = 30.0
@@ -49,7 +49,7 @@ class Child:
         self.name = name
         self.started_s = time.monotonic()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
-        own = {LIFELINE: "stdin", **(environment or {})}
+        own = {lifeline.VARIABLE: "stdin", **(environment or {})}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ispine.cli.main", *arguments],
             stdin=subprocess.PIPE,

@@ -10,8 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
-LIFELINE = "ISPINE_LIFELINE"
-"""Set to `stdin` by a parent that holds the other end of this process's standard input."""
+from ispine.cli import lifeline
 
 _FIELDS = (
     "task_id",
@@ -100,7 +99,7 @@ async def until_told_to_stop() -> AsyncIterator[asyncio.Event]:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    has_lifeline = os.environ.pop(LIFELINE, "") == "stdin"
+    has_lifeline = lifeline.is_given()
     if has_lifeline:
         loop.add_reader(0, _feel_lifeline, loop, stopped)
     watchdog = loop.create_task(feed_watchdog(), name="watchdog")
@@ -115,7 +114,6 @@ async def until_told_to_stop() -> AsyncIterator[asyncio.Event]:
 
 
 def _feel_lifeline(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
-    """The pipe from the parent can be read: it is at its end when the parent has gone."""
-    if not os.read(0, 1024):
+    if lifeline.is_cut():
         loop.remove_reader(0)
         stopped.set()

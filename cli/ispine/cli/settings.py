@@ -209,6 +209,7 @@ def option_defaults(settings: Settings) -> dict[str, object]:
     agent = _set_options("agent", settings.agent)
     made: dict[str, object] = dict.fromkeys(_COMMANDS, shared)
     made["models"] = dict.fromkeys(("list", "show", "add", "bench", "verify"), shared)
+    made["doctor"] = {**shared, **({"data": settings.hub.data} if settings.hub.data else {})}
     made["rules"] = {"show": shared}
     made["hub"] = made["up"] = {**shared, **hub}
     made["agent"] = {**shared, **agent}
