@@ -124,6 +124,16 @@ def test_files_of_mosquitto_are_private_and_go(broker: "Served") -> None:
     assert not folder.exists()
 
 
+def test_what_is_closed_is_counted(broker: "Served", wait: Callable[..., None]) -> None:
+    client = broker.client("large")
+    client.send(b"\x30\xff\xff\xff\x7f")
+    assert client.is_closed_within(3)
+    broker.client("twice")
+    broker.client("twice")
+    wait(lambda: broker.stats().get("closed: packet too large") == 1, 5, "the counter")
+    wait(lambda: broker.stats().get("closed: taken over") == 1, 5, "the counter")
+
+
 @pytest.mark.engines("mosquitto")
 def test_mosquitto_counts(broker: "Served", wait: Callable[..., None]) -> None:
     wait(lambda: broker.stats().get("connected", 0) >= 1, 15, "statistics")

@@ -59,6 +59,13 @@ def test_will_after_a_cut_and_none_after_a_goodbye(broker: "Served") -> None:
     watcher.publish("will/rude", b"", retain=True)
 
 
+def test_client_without_an_id_is_admitted_for_one_connection_only(broker: "Served") -> None:
+    assert broker.raw().connect("", clean=True) == (0, False)
+    keeper = broker.raw()
+    assert keeper.connect("", clean=False) == (2, False)
+    assert keeper.is_closed_within(2)
+
+
 @pytest.mark.engines(*EVERY)
 def test_takeover_closes_the_old_connection(broker: "Served") -> None:
     old = broker.client("twice")

@@ -55,6 +55,15 @@ _STATS = {
     "publish/messages/dropped": "dropped: by mosquitto",
     "heap/current": "heap_bytes",
 }
+# How lines of its log end, and the counter that the embedded engine has for the same.
+_ENDINGS = {
+    "disconnected due to oversize packet.": "closed: packet too large",
+    "disconnected due to malformed packet.": "closed: malformed packet",
+    "disconnected due to protocol error.": "closed: protocol error",
+    "disconnected, not authorised.": "refused: not authorised",
+    "already connected, closing old connection.": "closed: taken over",
+    "has exceeded timeout, disconnecting.": "closed: silent",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +250,13 @@ class MosquittoEngine:
         async for line in process.stderr:
             text = line.decode(errors="replace").strip()
             self._said.append(text)
+            self._count(text)
             log.debug("mosquitto says", extra={"line": text[:300]})
+
+    def _count(self, line: str) -> None:
+        for ending, name in _ENDINGS.items():
+            if line.endswith(ending):
+                self._stats[name] = self._stats.get(name, 0) + 1
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
