@@ -73,7 +73,7 @@ from ispine.scheduler.task import TaskKey
 log = logging.getLogger(__name__)
 
 _DIGEST_AFTER_S = 0.005
-_ACKNOWLEDGE_AFTER_S = 0.002
+_ACKNOWLEDGE_AFTER_S = 0.02
 _ACCEPTED_AFTER_S = 0.004
 
 
@@ -115,6 +115,8 @@ class SchedulerService:
         self._reply: Reply | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._acknowledgements: list[tuple[DeviceId, Control]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._term = 1
         self._stopped = asyncio.Event()
@@ -179,6 +181,9 @@ class SchedulerService:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+        self._send_acknowledgements()
         self._ears.close()
         await self._durable.close()
         self._stopped.set()
@@ -398,13 +403,20 @@ class SchedulerService:
         order = Control("ack", action.task_id, action.attempt)
 
         def send() -> None:
-            # The device can wait for it, the wearable not for the result: first things first.
-            if self._loop is not None:
-                self._loop.call_later(
-                    _ACKNOWLEDGE_AFTER_S, self._outbox.control, action.device_id, order
+            # The device can wait for it, the wearable not for the result; several go together.
+            self._acknowledgements.append((action.device_id, order))
+            if self._ack_timer is None and self._loop is not None:
+                self._ack_timer = self._loop.call_later(
+                    _ACKNOWLEDGE_AFTER_S, self._send_acknowledgements
                 )
 
         self._durable.after_decision((action.client_id, action.task_id), send)
+
+    def _send_acknowledgements(self) -> None:
+        self._ack_timer = None
+        waiting, self._acknowledgements = self._acknowledgements, []
+        for device_id, order in waiting:
+            self._outbox.control(device_id, order)
 
     def _publish_event(self, action: PublishEvent) -> None:
         key = (action.client_id, action.task_id)
