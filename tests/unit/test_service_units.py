@@ -1,5 +1,6 @@
 """The background services: units that systemd accepts, and files that fit this machine."""
 
+import json
 import plistlib
 import shutil
 import subprocess
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ispine.cli import service
+from ispine.cli import service_files as service
+from ispine.protocol.errors import ConfigError
 
 UNITS = sorted((Path(__file__).parents[2] / "systemd").glob("*.service"))
 
@@ -24,12 +26,42 @@ needs_systemd = pytest.mark.skipif(
 )
 
 
+def complaints(ran: subprocess.CompletedProcess[str]) -> list[str]:
+    """What systemd did not like, but for the back-off, which only newer versions know."""
+    return [
+        line
+        for line in ran.stderr.splitlines()
+        if "RestartSteps" not in line and "RestartMaxDelaySec" not in line
+    ]
+
+
 @needs_systemd
 def test_systemd_accepts_the_units() -> None:
     assert [unit.name for unit in UNITS] == ["ispine-agent.service", "ispine-hub.service"]
     ran = verify(*UNITS)
     assert ran.returncode == 0, ran.stderr
-    assert "Unknown" not in ran.stderr
+    assert complaints(ran) == []
+
+
+@needs_systemd
+@pytest.mark.parametrize("for_user", [True, False])
+def test_systemd_accepts_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_user: bool
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    odd = tmp_path / "my tools 100%"
+    odd.mkdir()
+    program = odd / "ispine"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    paths = []
+    for part in service.PARTS:
+        paths.append(tmp_path / f"ispine-{part}.service")
+        text = service.fitted_unit(part, [str(program)], for_user=for_user, systemd_version=252)
+        paths[-1].write_text(text)
+    ran = verify(*paths, user=for_user)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -47,16 +79,40 @@ def test_the_units_are_hardened_and_watched(unit: Path) -> None:
 
 
 def test_a_users_unit_names_this_very_program() -> None:
-    text = service.fitted_unit("agent", for_user=True, program="/opt/x/bin/ispine")
+    program = ["/opt/x/bin/ispine"]
+    text = service.fitted_unit("agent", program, for_user=True, systemd_version=255)
     assert "ExecStart=/opt/x/bin/ispine agent" in text
     assert "WantedBy=default.target" in text
-    assert "DynamicUser" not in text
+    assert "RestartSteps=5" in text
+    # Users' managers cannot make these without namespaces of their own.
+    for key in ("DynamicUser", "ProtectSystem", "PrivateTmp", "EnvironmentFile"):
+        assert key not in text
+
+
+def test_an_older_systemd_is_not_told_what_it_does_not_know() -> None:
+    text = service.fitted_unit("hub", ["/usr/bin/ispine"], for_user=False, systemd_version=252)
+    assert "RestartSteps" not in text
+    assert "RestartSec=1s" in text
+    assert "DynamicUser=yes" in text
+
+
+def test_a_program_below_a_home_can_be_seen_by_its_service() -> None:
+    program = ["/home/pi/.venv/bin/ispine"]
+    text = service.fitted_unit("hub", program, for_user=False, systemd_version=255)
+    assert "ProtectHome=read-only" in text
+
+
+def test_a_program_that_others_cannot_reach_is_refused(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    with pytest.raises(ConfigError, match="--user"):
+        service.check_open_to_all(closed / "ispine")
 
 
 def test_launchd_gets_a_valid_property_list() -> None:
-    parsed = plistlib.loads(service.launchd_plist("hub"))
+    parsed = plistlib.loads(service.launchd_plist("hub", ["/opt/my tools/ispine"]))
     assert parsed["Label"] == "ispine.hub"
-    assert parsed["ProgramArguments"][-1] == "hub"
+    assert parsed["ProgramArguments"] == ["/opt/my tools/ispine", "hub"]
     assert parsed["KeepAlive"] == {"SuccessfulExit": False}
 
 
@@ -73,8 +129,12 @@ def test_install_and_uninstall_can_be_repeated(
     for _ in range(2):
         done = runner.invoke(app, ["service", "install", "--user"])
         assert done.exit_code == 0, done.output
+        assert "systemctl --user enable --now" in done.output
     written = tmp_path / "systemd" / "user"
     assert {path.name for path in written.iterdir()} == {unit.name for unit in UNITS}
+    tried = runner.invoke(app, ["service", "uninstall", "--user", "--dry-run", "--json"])
+    assert json.loads(tried.output)["done"] == "would remove"
+    assert len(list(written.iterdir())) == 2
     for _ in range(2):
         assert runner.invoke(app, ["service", "uninstall", "--user"]).exit_code == 0
     assert list(written.iterdir()) == []

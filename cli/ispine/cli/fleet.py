@@ -114,7 +114,11 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Give a drained device work again."""
-    _print_standing(_ask(url, root, "resume", {"device": device}), as_json)
+    import asyncio
+
+    from ispine.cli import fleet_live
+
+    _print_standing(asyncio.run(fleet_live.resume(url, root, device)), as_json)
 
 
 @guarded

@@ -14,6 +14,7 @@ Question = Callable[[Asker], Awaitable[Any]]
 WATCH_S = 1.0
 FOLLOW_S = 0.5
 DRAIN_S = 0.2
+RESUME_S = 2.0
 
 
 async def _every(url: str, root: str, pause_s: float, question: Question) -> AsyncIterator[Any]:
@@ -102,3 +103,17 @@ async def drain(url: str, root: str, device: str, wait_s: float) -> Mapping[str,
                     f" {standing['held']} and gets nothing new; wait longer with --wait"
                 )
             await asyncio.sleep(DRAIN_S)
+
+
+async def resume(url: str, root: str, device: str) -> Mapping[str, Any]:
+    """Resume a device; its standing once it has heard of it, or after two seconds."""
+    loop = asyncio.get_running_loop()
+    async with asker(url, root) as asking:
+        deadline_s = loop.time() + RESUME_S
+        standing: Mapping[str, Any] = await asking.ask("resume", {"device": device})
+        while standing["standing"] == "drained" and loop.time() < deadline_s:
+            await asyncio.sleep(DRAIN_S)
+            rows = {row["device"]: row for row in await asking.ask("devices")}
+            seen = rows.get(device, standing)
+            standing = {name: seen[name] for name in ("device", "drained", "standing", "held")}
+        return standing

@@ -69,7 +69,7 @@ def task_line(cells: Sequence[object]) -> str:
 
 def story_lines(story: Row) -> Iterator[str]:
     """Why a task went where it went."""
-    by = f" by {story['device']} {story['variant']}" if story["device"] else ""
+    by = f" by {_who(story)}" if story["device"] else ""
     yield (
         f"{story['task']}: {story['capability']} for {story['client']}, {story['bytes']} bytes,"
         f" within {story['within_ms']} ms → {story['code'] or story['status']}{by}"
@@ -89,9 +89,13 @@ def story_lines(story: Row) -> Iterator[str]:
         yield f"  {story['message']}"
 
 
+def _who(row: Row) -> str:
+    return f"{row['device']} {row['variant']}".rstrip()
+
+
 def _candidate_line(candidate: Row) -> str:
     return (
-        f"               {candidate['device']} {candidate['variant']}: queue"
+        f"               {_who(candidate)}: queue"
         f" {candidate['queue_ms']} + link {candidate['link_ms']} + compute"
         f" {candidate['compute_ms']} ms, cost {candidate['cost_ms']}"
         + ("" if candidate["had_place"] else ", full")

@@ -1,5 +1,6 @@
 """Commands that serve: hub, broker, scheduler, agent, up."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -216,6 +217,9 @@ def agent(
 
     set_up_logs(verbose)
     wanted = capability or []
+    if any("=" in spec for spec in wanted):
+        # The owner's module is looked for in the current folder too, as `python -m` does.
+        sys.path.insert(0, str(Path.cwd()))
     try:
         config = AgentConfig(
             url=url,

@@ -4,12 +4,7 @@ systemd on Linux, launchd on macOS. Files are written for the program that runs 
 installation in a virtual environment works too.
 """
 
-import os
-import plistlib
-import shutil
-import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -20,119 +15,12 @@ from ispine.cli.output import guarded, print_json
 from ispine.protocol.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Run in the background.")
-PARTS = ("hub", "agent")
 Part = Annotated[
     list[str] | None, typer.Argument(help="hub, agent; both without it.", show_default=False)
 ]
 User = Annotated[bool, typer.Option("--user", help="For this user, not for the whole system.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
-
-# What a user's own manager may not or need not set.
-_SYSTEM_ONLY = (
-    "DynamicUser=",
-    "ProtectClock=",
-    "ProtectKernel",
-    "ProtectHostname=",
-    "ProtectProc=",
-    "ProtectHome=",
-    "PrivateDevices=",
-    "CapabilityBoundingSet=",
-    "AmbientCapabilities=",
-)
-
-
-def unit_text(part: str) -> str:
-    """The systemd unit as it is shipped."""
-    shipped = files("ispine.cli") / "units" / f"ispine-{part}.service"
-    if shipped.is_file():
-        return shipped.read_text(encoding="utf-8")
-    # An editable installation: the units lie beside the component folders.
-    return (Path(__file__).parents[3] / "systemd" / f"ispine-{part}.service").read_text(
-        encoding="utf-8"
-    )
-
-
-def fitted_unit(part: str, *, for_user: bool, program: str) -> str:
-    """The unit for this machine: the path of the program, and what this manager may set."""
-    lines: list[str] = []
-    for line in unit_text(part).splitlines():
-        if for_user and line.startswith(_SYSTEM_ONLY):
-            continue
-        if line.startswith("ExecStart="):
-            line = line.replace("/usr/bin/env ispine", program)
-        if for_user:
-            line = line.replace("WantedBy=multi-user.target", "WantedBy=default.target")
-        lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
-def program_line() -> str:
-    """How to start this very installation."""
-    beside = Path(sys.executable).with_name("ispine")
-    return str(beside) if beside.exists() else f"{sys.executable} -m ispine.cli.main"
-
-
-def launchd_plist(part: str) -> bytes:
-    """The launchd agent for one part."""
-    return plistlib.dumps(
-        {
-            "Label": f"ispine.{part}",
-            "ProgramArguments": [*program_line().split(" "), part],
-            "RunAtLoad": True,
-            "KeepAlive": {"SuccessfulExit": False},
-            "ThrottleInterval": 5,
-            "ProcessType": "Background",
-        }
-    )
-
-
-def targets(parts: list[str], *, for_user: bool) -> dict[Path, bytes]:
-    """Which files belong where on this system.
-
-    Raises:
-        ConfigError: an unknown part.
-    """
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown:
-        raise ConfigError(f"expected hub or agent; got {unknown[0]!r}")
-    if sys.platform == "darwin":
-        folder = Path.home() / "Library" / "LaunchAgents"
-        return {folder / f"ispine.{part}.plist": launchd_plist(part) for part in parts}
-    if for_user:
-        base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-        folder = Path(base) / "systemd" / "user"
-    else:
-        folder = Path("/etc/systemd/system")
-    program = program_line()
-    return {
-        folder / f"ispine-{part}.service": fitted_unit(
-            part, for_user=for_user, program=program
-        ).encode()
-        for part in parts
-    }
-
-
-def _manager(for_user: bool) -> list[str] | None:
-    """The command of a running systemd, None where there is none."""
-    if shutil.which("systemctl") is None:
-        return None
-    if not for_user and not Path("/run/systemd/system").is_dir():
-        return None
-    if for_user and "XDG_RUNTIME_DIR" not in os.environ:
-        return None
-    return ["systemctl", "--user"] if for_user else ["systemctl"]
-
-
-def _control(for_user: bool, *steps: list[str]) -> list[str]:
-    """Run the steps, or say how to."""
-    manager = _manager(for_user)
-    if manager is None:
-        return [" ".join(["systemctl", *(["--user"] if for_user else []), *s]) for s in steps]
-    for step in steps:
-        ran = subprocess.run([*manager, *step], capture_output=True, text=True, check=False)
-        if ran.returncode:
-            raise ConfigError(f"{' '.join([*manager, *step])}: {ran.stderr.strip()[:300]}")
-    return []
+Step = list[str]
 
 
 @app.command()
@@ -141,16 +29,104 @@ def install(
     part: Part = None, user: User = False, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
     """Start hub and agent now and at every boot. Safe to repeat."""
-    written = targets(part or list(PARTS), for_user=user)
-    todo: list[str] = []
+    from ispine.cli import service_files
+
+    parts = part or list(service_files.PARTS)
+    written = service_files.targets(parts, for_user=user, systemd_version=_systemd_version())
+    steps = _install_steps(list(written), user)
     if not dry_run:
+        if not user and sys.platform != "darwin":
+            service_files.check_open_to_all(Path(service_files.program_line()[0]))
         _write(written)
-        if sys.platform != "darwin":
-            names = [path.name for path in written]
-            todo = _control(user, ["daemon-reload"], ["enable", "--now", *names])
-        else:
-            todo = [f"launchctl load -w {path}" for path in written]
-    _tell("would write" if dry_run else "written", list(written), todo, as_json)
+        steps = _carry_out(steps, user)
+    _tell("would write" if dry_run else "written", list(written), steps, as_json)
+
+
+@app.command()
+@guarded
+def uninstall(
+    part: Part = None, user: User = False, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Stop them and forget them. Safe to repeat."""
+    from ispine.cli import service_files
+
+    parts = part or list(service_files.PARTS)
+    known = service_files.targets(parts, for_user=user, systemd_version=_systemd_version())
+    there = [path for path in known if path.exists()]
+    before, after = _uninstall_steps(there, user)
+    if not dry_run:
+        before = _carry_out(before, user)
+        for path in there:
+            _remove(path)
+        after = _carry_out(after, user)
+    _tell("would remove" if dry_run else "removed", there, before + after, as_json)
+
+
+def _install_steps(paths: list[Path], for_user: bool) -> list[Step]:
+    if sys.platform == "darwin":
+        return [["launchctl", "load", "-w", str(path)] for path in paths]
+    systemctl = ["systemctl", *(["--user"] if for_user else [])]
+    names = [path.name for path in paths]
+    steps = [[*systemctl, "daemon-reload"], [*systemctl, "enable", "--now", *names]]
+    # Without it the services of a user end with the last login.
+    return steps + ([["loginctl", "enable-linger"]] if for_user else [])
+
+
+def _uninstall_steps(paths: list[Path], for_user: bool) -> tuple[list[Step], list[Step]]:
+    """What to run before and after the files are removed."""
+    if not paths:
+        return [], []
+    if sys.platform == "darwin":
+        return [["launchctl", "unload", "-w", str(path)] for path in paths], []
+    systemctl = ["systemctl", *(["--user"] if for_user else [])]
+    names = [path.name for path in paths]
+    return [[*systemctl, "disable", "--now", *names]], [[*systemctl, "daemon-reload"]]
+
+
+def _carry_out(steps: list[Step], for_user: bool) -> list[Step]:
+    """Run the steps where systemd runs; the ones that are left to the owner.
+
+    Raises:
+        ConfigError: systemd refuses; with its words.
+    """
+    import subprocess
+
+    if not _is_managed(for_user):
+        return steps
+    left: list[Step] = []
+    for step in steps:
+        if step[0] != "systemctl":
+            left.append(step)
+            continue
+        ran = subprocess.run(step, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            raise ConfigError(f"{' '.join(step)}: {ran.stderr.strip()[:300]}")
+    return left
+
+
+def _is_managed(for_user: bool) -> bool:
+    """Whether a systemd runs here that the steps can be given to."""
+    import os
+    import shutil
+
+    if shutil.which("systemctl") is None:
+        return False
+    if not for_user:
+        return Path("/run/systemd/system").is_dir()
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return runtime is not None and (Path(runtime) / "systemd").is_dir()
+
+
+def _systemd_version() -> int:
+    """The version of the installed systemd, 0 when there is none."""
+    import shutil
+    import subprocess
+
+    if shutil.which("systemctl") is None:
+        return 0
+    ran = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False)
+    words = ran.stdout.split()
+    return int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
 
 
 def _write(written: dict[Path, bytes]) -> None:
@@ -164,31 +140,23 @@ def _write(written: dict[Path, bytes]) -> None:
             ) from error
 
 
-@app.command()
-@guarded
-def uninstall(
-    part: Part = None, user: User = False, dry_run: DryRun = False, as_json: AsJson = False
-) -> None:
-    """Stop them and forget them. Safe to repeat."""
-    written = [p for p in targets(part or list(PARTS), for_user=user) if p.exists()]
-    todo: list[str] = []
-    if not dry_run and written:
-        if sys.platform != "darwin":
-            todo = _control(user, ["disable", "--now", *(path.name for path in written)])
-        for path in written:
-            path.unlink()
-        if sys.platform != "darwin":
-            todo += _control(user, ["daemon-reload"])
-    _tell("would remove" if dry_run else "removed", written, todo, as_json)
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"expected to remove {path}; {error.strerror}; use --user, or run it as root"
+        ) from error
 
 
-def _tell(what: str, paths: list[Path], todo: list[str], as_json: bool) -> None:
+def _tell(what: str, paths: list[Path], todo: list[Step], as_json: bool) -> None:
+    lines = [" ".join(step) for step in todo]
     if as_json:
-        print_json({"done": what, "files": [str(path) for path in paths], "todo": todo})
+        print_json({"done": what, "files": [str(path) for path in paths], "todo": lines})
         return
     for path in paths:
         print(f"{what}: {path}")
     if not paths:
         print("nothing to do")
-    for step in todo:
-        print(f"now run: {step}")
+    for line in lines:
+        print(f"{'would run' if what.startswith('would') else 'now run'}: {line}")
