@@ -148,7 +148,7 @@ def test_doctor_finds_a_healthy_fleet_and_bundles_it(fleet_url: str, tmp_path: P
     problems = [f for f in told["findings"] if f["state"] == "problem"]
     assert ran.returncode == 0, problems
     checks = {finding["check"] for finding in told["findings"]}
-    assert {"broker", "broker: last wills", "scheduler", "devices", "packages"} <= checks
+    assert {"broker", "broker: last wills", "scheduler", "device lap", "packages"} <= checks
     assert told["counters"]["connections_total"] >= 1
     with zipfile.ZipFile(bundle) as archive:
         text = archive.read("doctor.json").decode()
