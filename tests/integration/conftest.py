@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+import uvloop
 
 from ispine.broker import BrokerConfig, Engine, Rule, User, engine_for
 from ispine.broker.credentials import hash_secret
@@ -59,10 +60,14 @@ asyncio.run(main())
 
 
 class LoopThread:
-    """An event loop in a thread of its own, so that tests can block."""
+    """An event loop in a thread of its own, so that tests can block.
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+    Args:
+        kind: `uvloop`, which the hub runs on where it is installed, or `asyncio`.
+    """
+
+    def __init__(self, kind: str = "asyncio") -> None:
+        self.loop = asyncio.new_event_loop() if kind == "asyncio" else uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -184,9 +189,9 @@ def start_stock(stack: ExitStack, settings: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as stack:
-        thread = LoopThread()
+        thread = LoopThread(request.param)
         stack.callback(thread.close)
 
         def begin(kind: str, **settings: Any) -> Served:
@@ -230,9 +235,16 @@ def guarded(request: pytest.FixtureRequest, start: Start) -> Served:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engines(*kinds): the brokers that a contract test runs on")
+    config.addinivalue_line("markers", "both_loops: it runs on uvloop and on asyncio's own loop")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "start" in metafunc.fixturenames:
+        kinds = metafunc.definition.get_closest_marker("engines")
+        is_both = metafunc.definition.get_closest_marker("both_loops") is not None
+        is_both = is_both and (kinds is None or kinds.args != ("stock",))
+        loops = ["uvloop", "asyncio"] if is_both else ["uvloop"]
+        metafunc.parametrize("start", loops, indirect=True, scope="function")
     for name in ("broker", "guarded"):
         if name in metafunc.fixturenames:
             mark = metafunc.definition.get_closest_marker("engines")

@@ -12,6 +12,7 @@ from ispine.protocol.link import MAX_PACKET_BYTES
 if TYPE_CHECKING:
     from tests.integration.conftest import Served, Start
 
+pytestmark = pytest.mark.both_loops
 EVERY = ("embedded", "mosquitto", "stock")
 
 
@@ -46,7 +47,7 @@ def test_connect_deadline(start: "Start") -> None:
 
 @pytest.mark.engines("stock")
 def test_connect_deadline_of_stock_amqtt(broker: "Served") -> None:
-    assert broker.raw().is_closed_within(7.0)
+    assert broker.raw().is_closed_within(5.5)
 
 
 def test_something_else_than_mqtt_is_closed(broker: "Served") -> None:

@@ -21,6 +21,7 @@ from ispine.protocol.mqtt import MqttLink
 if TYPE_CHECKING:
     from tests.integration.conftest import Served, Start
 
+pytestmark = pytest.mark.both_loops
 MIB = 1024 * 1024
 SUBSCRIBE = packet(0x82, b"\x00\x01" + text("ws/#") + b"\x00")
 
@@ -36,9 +37,9 @@ def embedded(start: "Start") -> "Served":
 
 
 def url_of(served: "Served") -> str:
-    url = getattr(served.engine, "ws_url", None)
-    assert isinstance(url, str)
-    return url
+    assert served.engine is not None
+    assert served.engine.ws_url is not None
+    return served.engine.ws_url
 
 
 def dial(served: "Served", origin: str | None = None) -> Connection:

@@ -22,6 +22,10 @@ class Engine(Protocol):
     def url(self) -> str:
         """Where clients connect, without credentials; known after `start`."""
 
+    @property
+    def ws_url(self) -> str | None:
+        """Where WebSocket clients connect; None where there is no such listener."""
+
     async def start(self) -> None:
         """Serve.
 

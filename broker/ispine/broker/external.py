@@ -30,6 +30,11 @@ class ExternalEngine:
         """Where it is, without credentials."""
         return self._shown
 
+    @property
+    def ws_url(self) -> str | None:
+        """Unknown: its operator knows."""
+        return None
+
     async def start(self) -> None:
         """Connect once, to tell at once when it is not there."""
         probe = MqttLink(self._url)
