@@ -49,6 +49,22 @@ async def test_an_address_of_another_machine() -> None:
     await engine.stop()
 
 
+@pytest.mark.parametrize("kind", ["embedded", "mosquitto"])
+@pytest.mark.parametrize("host", ["::", "0.0.0.0", "::1", "localhost"])
+async def test_the_hub_reaches_its_broker_on_any_address(kind: str, host: str) -> None:
+    if kind == "mosquitto" and find_mosquitto() is None:
+        pytest.skip("needs mosquitto")
+    if not socket.has_ipv6 and ":" in host:
+        pytest.skip("needs IPv6")
+    engine = engine_for(BrokerConfig.model_validate({"engine": kind, "host": host, "port": 0}))
+    try:
+        await engine.start()
+        link = await engine.attach("hub")
+        assert link.is_connected
+    finally:
+        await engine.stop()
+
+
 def test_a_missing_mosquitto_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mosquitto_module, "find_mosquitto", lambda: None)
     with pytest.raises(ConfigError, match="not installed; install it"):

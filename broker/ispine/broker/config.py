@@ -123,7 +123,7 @@ class BrokerConfig(_Frozen):
     """
 
     engine: EngineName = "auto"
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 1883
     ws_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     ws_origins: tuple[str, ...] = ()

@@ -165,8 +165,9 @@ class BrokerCore:
             return Refusal(BAD_CLIENT_ID, "client id of another")
         if not self.access.owns(identity, client_id):
             return Refusal(BAD_CLIENT_ID, "client id of another")
-        if old is None and len(self.sessions) >= self.limits.sessions + self.limits.connections:
-            return Refusal(UNAVAILABLE, "too many sessions")
+        connected = len(self.sessions) - len(self._away)
+        if (old is None or old.peer is None) and connected >= self.limits.connections:
+            return Refusal(UNAVAILABLE, "too many connections")
         return None
 
     def _begin(self, session: Session, request: Connect, peer: Peer) -> None:

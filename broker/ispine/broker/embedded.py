@@ -48,7 +48,7 @@ class EmbeddedEngine:
     @property
     def _shown_host(self) -> str:
         host = self._config.host
-        if host in ("", "0.0.0.0", "::"):
+        if host in ("0.0.0.0", "::"):
             host = "127.0.0.1"
         return f"[{host}]" if ":" in host else host
 

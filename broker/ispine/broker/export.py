@@ -58,8 +58,10 @@ def mosquitto_settings(config: BrokerConfig, port: int, folder: str, *, user: st
 
 
 def _listener(config: BrokerConfig, port: int, protocol: str) -> list[str]:
+    # With "::" mosquitto would take IPv6 only; without an address it takes all.
+    address = "" if config.host == "::" else config.host
     return [
-        f"listener {port} {config.host}".rstrip(),
+        f"listener {port} {address}".rstrip(),
         f"protocol {protocol}",
         f"max_connections {config.limits.connections}",
     ]

@@ -167,7 +167,7 @@ class MosquittoEngine:
     @property
     def _shown_host(self) -> str:
         host = self._config.host
-        if host in ("", "0.0.0.0", "::"):
+        if host in ("0.0.0.0", "::"):
             host = "127.0.0.1"
         return f"[{host}]" if ":" in host else host
 
