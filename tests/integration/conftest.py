@@ -240,9 +240,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "start" in metafunc.fixturenames:
-        kinds = metafunc.definition.get_closest_marker("engines")
+        engines = metafunc.definition.get_closest_marker("engines")
         is_both = metafunc.definition.get_closest_marker("both_loops") is not None
-        is_both = is_both and (kinds is None or kinds.args != ("stock",))
+        is_both = is_both and (engines is None or engines.args != ("stock",))
         loops = ["uvloop", "asyncio"] if is_both else ["uvloop"]
         metafunc.parametrize("start", loops, indirect=True, scope="function")
     for name in ("broker", "guarded"):
