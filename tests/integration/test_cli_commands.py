@@ -1,5 +1,6 @@
 """Every command, through the real program."""
 
+import base64
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ COMMANDS = [
     ["drain"],
     ["resume"],
     ["capacity"],
+    ["simulate"],
     ["doctor"],
     ["models", "list"],
     ["models", "show"],
@@ -77,9 +79,36 @@ def test_every_command_explains_itself() -> None:
         assert "Usage" in shown.output
 
 
-@pytest.mark.parametrize("wrong", [["nosuch"], ["run"], ["drain"], ["hub", "--port", "many"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["nosuch"],
+        ["run"],
+        ["drain"],
+        ["hub", "--port", "many"],
+        ["hub", "--port", "70000"],
+        ["hub", "--engine", "nosuch"],
+        ["hub", "--anonymous", "me"],
+        ["tasks", "--limit", "0"],
+    ],
+)
 def test_wrong_usage_ends_with_2(wrong: list[str]) -> None:
     assert run(*wrong).returncode == 2
+
+
+def test_the_version_is_printed() -> None:
+    from importlib.metadata import version
+
+    assert run("--version").stdout.strip() == f"ispine {version('ispine')}"
+
+
+def test_a_shell_gets_its_completion() -> None:
+    shown = run("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert shown.returncode == 0
+    completed = run(
+        COMP_WORDS="ispine dev", COMP_CWORD="1", _ISPINE_COMPLETE="complete_bash"
+    ).stdout
+    assert "devices" in completed.split()
 
 
 def test_run_prints_what_is_in_a_picture_and_saves_it(
@@ -93,6 +122,25 @@ def test_run_prints_what_is_in_a_picture_and_saves_it(
     assert (tmp_path / "out" / "astronaut.jpg").stat().st_size > 10_000
     plain = run("run", "classify", photo, url=fleet_url)
     assert "lap" in plain.stdout
+
+
+def test_a_capability_of_ones_own_lies_in_the_current_folder(
+    fleet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def count(data):\n    return b'{\"bytes\": %d}' % len(data)\n"
+        "def name(data):\n    return data.upper()\n"
+    )
+    text = tmp_path / "some.txt"
+    text.write_text("hello")
+    monkeypatch.chdir(tmp_path)
+    fleet.start_hub()
+    fleet.start_agent("lap", "--capability", "count=mine:count", "--capability", "name=mine:name")
+    told = json.loads(run("run", "count", str(text), "--json", url=fleet.url).stdout)
+    assert base64.b64decode(told["data"]) == b'{"bytes": 5}'
+    assert told["device"] == "lap"
+    shown = run("run", "name", str(text), url=fleet.url)
+    assert "5 bytes" in shown.stdout
 
 
 def test_run_says_which_file_failed_and_goes_on(fleet_url: str, photo: str) -> None:
@@ -119,6 +167,86 @@ def test_devices_tasks_and_why_tell_one_story(fleet_url: str, photo: str) -> Non
         shown = run(*command, url=fleet_url)
         assert shown.returncode == 0
         assert "lap" in shown.stdout
+
+
+def test_new_tasks_are_followed(fleet_url: str, photo: str) -> None:
+    follow = subprocess.Popen(
+        [*CLI, "tasks", "--follow", "--json", "--limit", "1", "--url", fleet_url],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert follow.stdout is not None
+    try:
+        run("run", "detect", photo, url=fleet_url)
+        first = json.loads(follow.stdout.readline())
+        run("run", "classify", photo, url=fleet_url)
+        row = json.loads(follow.stdout.readline())
+        while row["capability"] != "classify":
+            row = json.loads(follow.stdout.readline())
+        assert row["cursor"] > first["cursor"]
+    finally:
+        follow.kill()
+        follow.wait()
+        follow.stdout.close()
+
+
+def test_another_root_is_another_fleet(fleet: Any) -> None:
+    fleet.start_hub("--root", "lab/one")
+    fleet.start_agent("lap", "--capability", "echo", "--root", "lab/one")
+    told = run("devices", "--json", "--root", "lab/one", url=fleet.url)
+    assert [row["device"] for row in json.loads(told.stdout)] == ["lap"]
+    told = run("devices", "--json", url=fleet.url, ISPINE_ROOT="lab/one")
+    assert [row["device"] for row in json.loads(told.stdout)] == ["lap"]
+    text = run("run", "echo", __file__, "--root", "lab/one", url=fleet.url)
+    assert text.returncode == 0
+    assert run("devices", url=fleet.url).returncode == 1
+    wrong = run("devices", "--root", "a/#", url=fleet.url)
+    assert wrong.returncode == 1
+    assert "--root" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["drain", "a/b"], ["resume", "#"], ["why", "a/b"], ["capacity", "a b"]]
+)
+def test_a_bad_id_is_refused(fleet_url: str, command: list[str]) -> None:
+    ran = run(*command, "--json", url=fleet_url)
+    assert ran.returncode == 1
+    error = json.loads(ran.stdout)["error"]
+    assert "letters, digits" in error["message"]
+
+
+@pytest.mark.parametrize("capability", ["a/b", "#", "no such", ""])
+def test_a_bad_capability_is_refused(fleet_url: str, photo: str, capability: str) -> None:
+    ran = run("run", capability, photo, "--json", url=fleet_url)
+    assert ran.returncode == 1
+    assert "capability" in json.loads(ran.stdout)["error"]["message"]
+
+
+def test_a_device_that_stays_busy_is_said_to_be(
+    fleet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ispine.sdk import Spine
+
+    (tmp_path / "mine.py").write_text(
+        "import time\ndef slow(data):\n    time.sleep(3)\n    return data\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    fleet.start_hub()
+    fleet.start_agent("lap", "--capability", "slow=mine:slow", "--slots", "1")
+    with Spine.connect(fleet.url) as spine:
+        future = spine.submit("slow", b"x", within_ms=20_000)
+        deadline = time.monotonic() + 10
+        while not json.loads(run("devices", "--json", url=fleet.url).stdout)[0]["held"]:
+            assert time.monotonic() < deadline
+        busy = run("drain", "lap", "--wait", "0.1", url=fleet.url)
+        assert busy.returncode == 1
+        assert "gets nothing new" in busy.stderr
+        empty = run("drain", "lap", "--wait", "15", "--json", url=fleet.url)
+        assert empty.returncode == 0
+        assert json.loads(empty.stdout)["held"] == 0
+        future.result(10)
+    resumed = json.loads(run("resume", "lap", "--json", url=fleet.url).stdout)
+    assert resumed["standing"] == "ready"
 
 
 def test_a_drained_device_gets_nothing_until_it_is_resumed(fleet_url: str, photo: str) -> None:
@@ -255,6 +383,30 @@ def test_models_are_listed_shown_verified_and_added(tmp_path: Path) -> None:
     ran = run("models", "add", str(bad), "--task", "detect", "--labels", str(labels))
     assert ran.returncode == 1
     assert "expected an ONNX" in ran.stderr
+
+
+def test_the_settings_of_an_agent_are_its_rules(fleet: Any, tmp_path: Path) -> None:
+    from ispine.cli.processes import Child
+
+    file = tmp_path / "config.toml"
+    file.write_text("[agent]\nid = 'lap'\nmin_battery = 41\ncapability = ['echo']\n")
+    fleet.start_hub()
+    command = ["agent", "--url", fleet.url, "--json"]
+    settings = {"ISPINE_CONFIG": str(file), "ISPINE_AGENT_MAX_TEMP": "77"}
+    child = Child("lap", command, settings)
+    fleet.children.append(child)
+    assert child.wait_ready()["id"] == "lap"
+    told = json.loads(run("rules", "show", "--device", "lap", "--json", url=fleet.url).stdout)
+    assert (told["rules"]["min_battery_pct"], told["rules"]["max_temp_c"]) == (41, 77)
+    assert told["accepts"]
+    here = json.loads(run("rules", "show", "--json", **settings).stdout)
+    assert here["rules"]["min_battery_pct"] == 41
+    unknown = run("rules", "show", "--device", "nobody", url=fleet.url)
+    assert "expected a known device (lap)" in unknown.stderr
+    file.write_text("[agent]\nmin_batery = 41\n")
+    wrong = run("agent", "--json", ISPINE_CONFIG=str(file))
+    assert wrong.returncode == 1
+    assert "agent.min_batery" in json.loads(wrong.stdout)["error"]["message"]
 
 
 def test_rules_are_checked(tmp_path: Path) -> None:

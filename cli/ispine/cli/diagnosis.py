@@ -192,6 +192,9 @@ def _hub(url: str, root: str, found: Diagnosis) -> Iterator[Finding]:
         return
     asyncio.run(_ask_hub(url, root, found))
     yield Finding("scheduler", OK, f"answers; {found.counters.get('open', 0)} tasks open")
+    journal = str(found.counters.get("journal") or "")
+    if journal not in ("", "open"):
+        yield Finding("journal", NOTE, f"durable tasks are refused: {journal}")
     online = [row for row in found.devices if row["online"]]
     if not online:
         yield Finding("devices", NOTE, "none online; start 'ispine agent'")

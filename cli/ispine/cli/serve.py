@@ -85,16 +85,17 @@ def hub(
     verbose: Verbose = 0,
 ) -> None:
     """Run the hub: MQTT broker and scheduler in one process."""
+    from ispine.cli.data_folder import data_folder
     from ispine.cli.hub import HubOptions, run_hub, run_loop
     from ispine.cli.running import set_up_logs
 
     set_up_logs(verbose)
     config = _broker_config(engine, host, port, ws_port, url, anonymous)
-    folder = _data_folder(data)
-    options = HubOptions(
-        config, _checked_id(hub_id), folder, announce, _checked_root(root), as_json
-    )
-    run_loop(run_hub(options))
+    with data_folder(data) as folder:
+        options = HubOptions(
+            config, _checked_id(hub_id), folder, announce, _checked_root(root), as_json
+        )
+        run_loop(run_hub(options))
 
 
 def _checked_id(text: str) -> str:
@@ -120,18 +121,6 @@ def _checked_root(root: str) -> str:
         return Topics(root).root
     except BadId as error:
         raise ConfigError(f"--root: {error}") from error
-
-
-def _data_folder(data: Path | None) -> Path | None:
-    if data is None:
-        return None
-    try:
-        data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ConfigError(
-            f"expected a data folder at {data}; {error.strerror}; choose another --data"
-        ) from error
-    return data
 
 
 @guarded
@@ -166,18 +155,17 @@ def scheduler(
 ) -> None:
     """Run only the scheduler, on any MQTT broker."""
     from ispine.broker import BrokerConfig
+    from ispine.cli.data_folder import data_folder
     from ispine.cli.hub import HubOptions, run_loop, run_scheduler
     from ispine.cli.running import set_up_logs
 
     set_up_logs(verbose)
-    options = HubOptions(
-        BrokerConfig(engine="external", url=url),
-        _checked_id(hub_id),
-        _data_folder(data),
-        root=_checked_root(root),
-        as_json=as_json,
-    )
-    run_loop(run_scheduler(url, options))
+    config = BrokerConfig(engine="external", url=url)
+    with data_folder(data) as folder:
+        options = HubOptions(
+            config, _checked_id(hub_id), folder, root=_checked_root(root), as_json=as_json
+        )
+        run_loop(run_scheduler(url, options))
 
 
 @guarded
