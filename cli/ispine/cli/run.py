@@ -1,6 +1,7 @@
 """`ispine run`: files through the fleet."""
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +49,8 @@ def run(
     order = Order(capability, within_ms, model, _folder(save), as_json)
     failures = 0
     with Spine.connect(url or None, fallback="local" if local else None, root=root) as spine:
-        for path in tracked(files, capability):
+        # In a terminal the results themselves show how far it is.
+        for path in files if sys.stdout.isatty() else tracked(files, capability):
             try:
                 _one(spine, order, path)
             except TaskError as error:
