@@ -7,7 +7,9 @@
 import logging
 import os
 import random
+import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -23,8 +25,11 @@ from ispine.broker.rawclient import (
     publish_packet,
     text,
 )
+from ispine.protocol.topics import TOPICS
+from ispine.sdk import Spine
 
 if TYPE_CHECKING:
+    from tests.conftest import Fleet
     from tests.integration.conftest import Served
 
 SECONDS = float(os.environ.get("ISPINE_FUZZ_SECONDS", "4"))
@@ -95,6 +100,42 @@ def test_no_bytes_stop_the_broker(broker: "Served", caplog: pytest.LogCaptureFix
     assert core is not None
     assert broker.loop is not None
     broker.loop.run(checked(core))
+
+
+def payloads(noise: random.Random) -> Iterator[bytes]:
+    """Noise behind every beginning that a component might take for something."""
+    beginnings = (b"", b"\xc1\x01", b"\xc1\x02", b"{", b'{"type": ', b"\xff\xd8\xff\xe0", b"RIFF")
+    while True:
+        # An empty state or status is no noise: it says that the device has left for good.
+        yield (noise.choice(beginnings) + noise.randbytes(noise.choice((0, 1, 100, 3000)))) or b"?"
+        yield b"\xc1\x01" + b"\x81\xa1a" * noise.randint(1, 10_000)
+        yield b"\xc1\x01" + noise.choice(
+            (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc0")
+        )
+
+
+def test_no_bytes_on_any_topic_stop_a_component(echo_fleet: "Fleet", spine: Spine) -> None:
+    noise = random.Random(SEED)
+    names = {"device": "a1", "capability": "echo", "client": "fuzz", "task": "t1"}
+    topics = []
+    for spec in TOPICS:
+        topic = f"ispine/{spec.pattern}"
+        for level in re.findall("<([a-z]+)>", topic):
+            topic = topic.replace(f"<{level}>", names.get(level, "x1"))
+        topics.append(topic)
+    ends = time.monotonic() + SECONDS
+    with RawClient(echo_fleet.port) as client:
+        client.connect("fuzz-topics")
+        for payload in payloads(noise):
+            client.send(publish_packet(noise.choice(topics), payload))
+            if time.monotonic() > ends:
+                break
+        client.ping()
+    for child in echo_fleet.children:
+        assert child.is_running, f"seed {SEED}: {child.name} has ended"
+        assert "Traceback" not in child.last_words(), f"seed {SEED}: {child.last_words()[-2000:]}"
+    result = spine.call("echo", b"still here", within_ms=10_000)
+    assert result.data == b"still here", f"seed {SEED}"
 
 
 async def checked(core: object) -> None:

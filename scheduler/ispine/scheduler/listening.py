@@ -13,7 +13,7 @@ from ispine.protocol.errors import ProtocolError, RemoteProtocolError
 from ispine.protocol.ids import ClientId, DeviceId, TaskId
 from ispine.protocol.link import Message
 from ispine.protocol.messages import Cancel, Control, Heartbeat, Reply, TaskEvent
-from ispine.protocol.state import ONLINE, AdminRequest, DeviceState, parse
+from ispine.protocol.state import OFFLINE, ONLINE, AdminRequest, DeviceState, parse
 from ispine.protocol.topics import Topics
 from ispine.scheduler.events import (
     DeviceBeat,
@@ -165,8 +165,10 @@ class Ears:
         device = self._topics.read_device(message.topic)
         if message.payload == ONLINE:
             self._listener.tell(DeviceOnline(self._clock(), device))
-        else:
+        elif message.payload in (OFFLINE, b""):
             self._listener.tell(DeviceOffline(self._clock(), device))
+        else:
+            raise RemoteProtocolError(f"expected {ONLINE!r} or {OFFLINE!r} as status of {device}")
 
     def on_state(self, message: Message) -> None:
         """What devices say about themselves."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ispine.protocol.errors import ProtocolError
+from ispine.protocol.errors import ProtocolError, RemoteProtocolError
 from ispine.protocol.link import Link, Message
 from ispine.protocol.topics import Topics
 from ispine.sdk.pending import Stats
@@ -101,7 +101,12 @@ class FleetView:
         except ProtocolError as error:
             self._malformed(message, error)
             return
-        (self._offline.discard if message.payload == b"online" else self._offline.add)(device)
+        if message.payload == b"online":
+            self._offline.discard(device)
+        elif message.payload in (b"offline", b""):
+            self._offline.add(device)
+        else:
+            self._malformed(message, RemoteProtocolError("expected 'online' or 'offline'"))
 
     def _malformed(self, message: Message, error: ProtocolError) -> None:
         self._stats.malformed += 1
