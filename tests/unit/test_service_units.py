@@ -4,6 +4,7 @@ import json
 import plistlib
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,76 @@ def test_install_and_uninstall_can_be_repeated(
         assert runner.invoke(app, ["service", "uninstall", "--user"]).exit_code == 0
     assert list(written.iterdir()) == []
     assert runner.invoke(app, ["service", "install", "nosuch"]).exit_code == 1
+
+
+@pytest.fixture
+def fake_systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A systemctl that only notes what it was told; its file of notes."""
+    notes = tmp_path / "told"
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo "systemd 255 (255.4)"; exit; fi\n'
+        f'echo "$@" >> "{notes}"\n'
+        f'if [ -e "{tmp_path}/broken" ]; then echo "Failed to enable unit" >&2; exit 1; fi\n'
+    )
+    program.chmod(0o755)
+    (tmp_path / "systemd").mkdir()
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return notes
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd is Linux only")
+def test_a_running_systemd_is_told(fake_systemctl: Path, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from ispine.cli.main import app
+
+    runner = CliRunner()
+    done = runner.invoke(app, ["service", "install", "agent", "--user", "--json"])
+    assert done.exit_code == 0, done.output
+    # Only what needs the owner is left to do.
+    assert json.loads(done.output)["todo"] == ["loginctl enable-linger"]
+    unit = tmp_path / "config" / "systemd" / "user" / "ispine-agent.service"
+    assert "RestartSteps=5" in unit.read_text()
+    assert runner.invoke(app, ["service", "uninstall", "--user"]).exit_code == 0
+    assert not unit.exists()
+    assert fake_systemctl.read_text().splitlines() == [
+        "--user daemon-reload",
+        "--user enable --now ispine-agent.service",
+        "--user disable --now ispine-agent.service",
+        "--user daemon-reload",
+    ]
+    (tmp_path / "broken").touch()
+    refused = runner.invoke(app, ["service", "install", "--user", "--json"])
+    assert refused.exit_code == 1
+    assert "Failed to enable unit" in json.loads(refused.output)["error"]["message"]
+
+
+def test_another_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(ConfigError, match="expected Linux or macOS"):
+        service.targets(["hub"], for_user=True, systemd_version=0)
+
+
+def test_macos_gets_launchd_agents_and_the_commands_to_load_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from ispine.cli.main import app
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr("ispine.cli.service._is_managed", lambda _for_user: False)
+    done = CliRunner().invoke(app, ["service", "install", "hub", "--json"])
+    assert done.exit_code == 0, done.output
+    plist = tmp_path / "Library" / "LaunchAgents" / "ispine.hub.plist"
+    assert plistlib.loads(plist.read_bytes())["ProgramArguments"][-1] == "hub"
+    assert json.loads(done.output)["todo"] == [f"launchctl load -w {plist}"]
+    done = CliRunner().invoke(app, ["service", "uninstall", "hub", "--json"])
+    assert json.loads(done.output)["todo"] == ["launchctl remove ispine.hub"]
+    assert not plist.exists()

@@ -77,7 +77,7 @@ def _uninstall_steps(paths: list[Path], for_user: bool) -> tuple[list[Step], lis
     if not paths:
         return [], []
     if sys.platform == "darwin":
-        return [["launchctl", "unload", "-w", str(path)] for path in paths], []
+        return [["launchctl", "remove", path.stem] for path in paths], []
     systemctl = ["systemctl", *(["--user"] if for_user else [])]
     names = [path.name for path in paths]
     return [[*systemctl, "disable", "--now", *names]], [[*systemctl, "daemon-reload"]]
