@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +127,25 @@ def test_a_killed_mosquitto_is_started_again(broker: "Served", wait: Callable[..
     wait(lambda: engine.stats()["restarts"] == 1, 10, "the restart")
     wait(lambda: link.is_connected, 10, "the link")
     broker.client().ping()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_files_of_a_killed_hub_are_removed(start: "Start") -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
+        ended.wait(10)
+    temporary = Path(tempfile.gettempdir())
+    dead = temporary / f"ispine-mosquitto-{ended.pid}-test"
+    living = temporary / f"ispine-mosquitto-{os.getpid()}-test"
+    for folder in (dead, living):
+        folder.mkdir()
+        (folder / "passwords").touch()
+    try:
+        start("mosquitto")
+        assert not dead.exists()
+        assert living.exists()
+    finally:
+        shutil.rmtree(living)
+        shutil.rmtree(dead, ignore_errors=True)
 
 
 @pytest.mark.engines("mosquitto")

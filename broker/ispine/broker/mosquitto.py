@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 HUB_USER = "ispine-hub"
 OLDEST = (2, 0)
+_FOLDER = "ispine-mosquitto-"
 _START_S = 5.0
 _STOP_S = 3.0
 _FIRST_PAUSE_S = 0.2
@@ -181,7 +182,8 @@ class MosquittoEngine:
             self._config = self._config.model_copy(update={"ws_port": ws_port})
         if why := why_not(self._config):
             log.warning("mosquitto does less than the embedded engine", extra={"why": why})
-        self._folder = tempfile.TemporaryDirectory(prefix="ispine-mosquitto-")
+        _remove_left_behind()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-")
         self._write_files()
         try:
             await self._launch()
@@ -343,6 +345,14 @@ class MosquittoEngine:
             "links": len(self._links),
             "dropped: link congested": sum(link.dropped for link in self._links),
         }
+
+
+def _remove_left_behind() -> None:
+    """Remove folders of hubs that were killed; those of others than this user stay."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        pid = folder.name.removeprefix(_FOLDER).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port(host: str, port: int) -> int:
