@@ -19,7 +19,8 @@ class Fleet:
     """Started with `running_fleet`."""
 
     def __init__(self) -> None:
-        self.hub = Child("hub", ["hub", "--port", "0", "--no-announce", "--json"])
+        command = ["hub", "--port", "0", "--engine", "embedded", "--no-announce", "--json"]
+        self.hub = Child("hub", command)
         self.url = str(self.hub.wait_ready()["url"])
         self.agents: dict[str, Child] = {}
 

@@ -1,5 +1,6 @@
 """Real processes for the tests: hubs and agents on free loopback ports."""
 
+import os
 import shutil
 import socket
 import time
@@ -12,6 +13,9 @@ import pytest
 from ispine.cli.processes import Child
 from ispine.models.photos import demo_photos
 from ispine.sdk import Spine
+
+ENGINE = os.environ.get("ISPINE_TEST_ENGINE", "embedded")
+"""Which broker the fleets of the tests run on."""
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
@@ -32,7 +36,8 @@ class Fleet:
     children: list[Child] = field(default_factory=list)
 
     def start_hub(self, *arguments: str) -> Child:
-        child = Child("hub", ["hub", "--port", "0", "--no-announce", "--json", *arguments])
+        command = ["hub", "--port", "0", "--engine", ENGINE, "--no-announce", "--json"]
+        child = Child("hub", [*command, *arguments])
         self.children.append(child)
         self.url = str(child.wait_ready()["url"])
         self.hub = child

@@ -15,11 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from ispine.broker.mosquitto import find_mosquitto
 from ispine.cli.processes import Child
 from ispine.protocol.errors import ConfigError
 
 CLI = [sys.executable, "-m", "ispine.cli.main"]
-HUB = ["hub", "--port", "0", "--no-announce", "--json"]
+HUB = ["hub", "--port", "0", "--engine", "embedded", "--no-announce", "--json"]
 Wait = Callable[..., None]
 
 
@@ -149,6 +150,29 @@ def test_who_holds_a_port_is_named(hub: Child) -> None:
     assert f"held by {psutil.Process(hub.pid).name()} (pid {hub.pid})" in told["message"]
 
 
+needs_mosquitto = pytest.mark.skipif(
+    find_mosquitto() is None and not os.environ.get("CI"),
+    reason="needs mosquitto (apt-get install mosquitto)",
+)
+
+
+@needs_mosquitto
+def test_auto_takes_mosquitto_and_embedded_where_that_does_not_come_up(tmp_path: Path) -> None:
+    hub = Child("hub", ["hub", "--port", "0", "--no-announce", "--json"])
+    assert hub.wait_ready()["engine"] == "mosquitto"
+    hub.close()
+    broken = tmp_path / "mosquitto"
+    broken.write_text(
+        '#!/bin/sh\n[ "$1" = -h ] && echo "mosquitto version 2.0.11" && exit\n'
+        'echo "Error: Unable to open config file" >&2\nexit 1\n'
+    )
+    broken.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    hub = Child("hub", ["hub", "--port", "0", "--no-announce", "--json"], path)
+    assert hub.wait_ready()["engine"] == "embedded"
+    hub.close()
+
+
 def test_two_hubs_never_share_a_data_folder(tmp_path: Path, wait: Wait) -> None:
     first = Child("hub", [*HUB, "--data", str(tmp_path / "data")])
     first.wait_ready()
@@ -230,7 +254,7 @@ def test_nobody_reading_any_more_is_no_error(hub: Child) -> None:
 
 
 def test_watching_outlives_the_hub_and_ctrl_c_ends_it(free_port: int, wait: Wait) -> None:
-    command = ["hub", "--port", str(free_port), "--no-announce", "--json"]
+    command = [*HUB, "--port", str(free_port)]
     hub = Child("hub", command)
     url = str(hub.wait_ready()["url"])
     watch = subprocess.Popen(

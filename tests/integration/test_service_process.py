@@ -9,6 +9,8 @@ import pytest
 
 from ispine.cli.processes import Child
 
+HUB = ["hub", "--port", "0", "--engine", "embedded", "--no-announce", "--json"]
+
 
 class Manager:
     """The socket that systemd listens on."""
@@ -40,7 +42,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
 
 
 def test_hub_and_agent_tell_that_they_are_ready_alive_and_stopping(manager: Manager) -> None:
-    hub = Child("hub", ["hub", "--port", "0", "--no-announce", "--json"], manager.environment)
+    hub = Child("hub", HUB, manager.environment)
     try:
         manager.hear("READY=1")
         manager.hear("WATCHDOG=1", times=3)
@@ -62,7 +64,7 @@ def test_hub_and_agent_tell_that_they_are_ready_alive_and_stopping(manager: Mana
 def test_a_hub_that_hangs_is_not_reported_alive(manager: Manager) -> None:
     import signal
 
-    hub = Child("hub", ["hub", "--port", "0", "--no-announce", "--json"], manager.environment)
+    hub = Child("hub", HUB, manager.environment)
     try:
         manager.hear("WATCHDOG=1", times=2)
         hub.process.send_signal(signal.SIGSTOP)

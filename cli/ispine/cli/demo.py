@@ -166,7 +166,8 @@ class Demo:
         """
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ispine-demo-")))
-            hub = Child("the hub", ["hub", "--port", "0", "--no-announce", "--json"])
+            command = ["hub", "--port", "0", "--engine", "embedded", "--no-announce", "--json"]
+            hub = Child("the hub", command)
             stack.callback(hub.close)
             url = str(hub.wait_ready()["url"])
             agents = {device.name: self._start(device, url, folder) for device in DEVICES}

@@ -62,9 +62,8 @@ async def run_hub(options: HubOptions) -> None:
     Raises:
         ConfigError: a port in use, an unusable data folder, another scheduler.
     """
-    engine = engine_for(options.broker)
     async with until_told_to_stop() as stopped:
-        await _start(engine, options.broker)
+        engine = await _started(options.broker)
         try:
             link = await engine.attach(options.hub_id)
             await _schedule(link, options, engine, stopped)
@@ -72,15 +71,30 @@ async def run_hub(options: HubOptions) -> None:
             await engine.stop()
 
 
-async def _start(engine: Engine, config: BrokerConfig) -> None:
-    """Start it; where its port is taken, say by whom."""
+async def _started(config: BrokerConfig) -> Engine:
+    """The broker, serving.
+
+    With `auto`, a mosquitto that does not come up (as where the system forbids it to read files of
+    ours) makes room for the embedded engine.
+
+    Raises:
+        ConfigError: it does not come up; where its port is taken, with the name of who holds it.
+        ConnectionLost: an external broker does not answer.
+    """
+    engine = engine_for(config)
     try:
         await engine.start()
     except ConfigError as error:
-        who = holder(config.port) if config.engine != "external" and config.port else ""
-        if not who:
-            raise
-        raise ConfigError(f"{error}; port {config.port} is held by {who}") from error
+        if config.engine == "auto" and engine.name == "mosquitto":
+            log.warning("taking the embedded broker", extra={"why": str(error)})
+            return await _started(config.model_copy(update={"engine": "embedded"}))
+        raise _with_holder(error, config) from error
+    return engine
+
+
+def _with_holder(error: ConfigError, config: BrokerConfig) -> ConfigError:
+    who = holder(config.port) if config.engine != "external" and config.port else ""
+    return ConfigError(f"{error}; port {config.port} is held by {who}") if who else error
 
 
 async def _schedule(
@@ -122,9 +136,8 @@ def _is_loopback(host: str) -> bool:
 
 async def run_broker(config: BrokerConfig, *, as_json: bool) -> None:
     """Only the broker."""
-    engine = engine_for(config)
     async with until_told_to_stop() as stopped:
-        await _start(engine, config)
+        engine = await _started(config)
         try:
             say_ready("broker", as_json=as_json, url=engine.url, engine=engine.name)
             await stopped.wait()

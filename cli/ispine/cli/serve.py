@@ -71,7 +71,7 @@ def _broker_config(
 def hub(
     host: Host = "127.0.0.1",
     port: Port = 1883,
-    engine: Engine = EngineName.EMBEDDED,
+    engine: Engine = EngineName.AUTO,
     url: Url = "",
     ws_port: WsPort = None,
     anonymous: Anonymous = Who.LOOPBACK,
@@ -127,7 +127,7 @@ def _checked_root(root: str) -> str:
 def broker(
     host: Host = "127.0.0.1",
     port: Port = 1883,
-    engine: Engine = EngineName.EMBEDDED,
+    engine: Engine = EngineName.AUTO,
     ws_port: WsPort = None,
     anonymous: Anonymous = Who.LOOPBACK,
     as_json: AsJson = False,
@@ -258,7 +258,7 @@ async def _run_agent(config: "AgentConfig", *, as_json: bool) -> None:
 def up(
     host: Host = "127.0.0.1",
     port: Port = 1883,
-    engine: Engine = EngineName.EMBEDDED,
+    engine: Engine = EngineName.AUTO,
     anonymous: Anonymous = Who.LOOPBACK,
     data: Annotated[Path | None, typer.Option(help="Folder for durable tasks.")] = None,
     root: Root = DEFAULT_ROOT,
