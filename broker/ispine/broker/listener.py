@@ -170,6 +170,7 @@ class TcpPeer(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._unread: deque[bytes | bytearray] = deque()
         self._unread_bytes = 0
+        self._unheeded_bytes = 0
         self._gathered: list[bytes | bytearray] = []
         self._is_paused = False
         self._is_finishing = False
@@ -206,10 +207,20 @@ class TcpPeer(asyncio.BufferedProtocol):
     def _send(self, data: bytes | bytearray) -> None:
         if self._is_paused:
             # A queue of our own, because the transport would copy what it cannot send.
+            self._count_unheeded(len(data))
             self._unread.append(data)
             self._add_unread(len(data))
         else:
             self._transport.write(memoryview(data))
+
+    def _count_unheeded(self, size: int) -> None:
+        """A slow client is sent only answers; one that goes on asking without reading is ended."""
+        if not self.is_slow:
+            self._unheeded_bytes = 0
+            return
+        self._unheeded_bytes += size
+        if self._unheeded_bytes > self._core.limits.queue_bytes and self._connection is not None:
+            self._loop.call_soon(self._connection.fail, "does not read answers")
 
     def _add_unread(self, size: int) -> None:
         self._unread_bytes += size
