@@ -1,18 +1,15 @@
 """The agent's decisions, rule by rule, with time given."""
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
-from ispine.agent.core import (
+from ispine.agent.core import AgentCore
+from ispine.agent.events import (
     MS,
     Action,
-    AgentCore,
     AgentLimits,
     AssignmentReceived,
     AttemptCancelled,
     Forget,
     Key,
+    Keys,
     Refuse,
     RepeatFinal,
     ReplyAcknowledged,
@@ -38,10 +35,10 @@ def give(core: AgentCore, number: int, now_ns: int = 0, deadline_ns: int = SECON
 
 def test_an_assignment_runs_at_once_and_is_answered() -> None:
     core = AgentCore()
-    assert give(core, 1) == [StartRun(key(1), 0)]
-    assert core.handle(RunFinished(2 * MS, key(1))) == [SendFinal(key(1))]
+    assert give(core, 1) == [StartRun((key(1),), (0,))]
+    assert core.handle(RunFinished(2 * MS, (key(1),))) == [SendFinal(key(1))]
     assert core.handle(ReplyAcknowledged(3 * MS, key(1))) == [Forget(key(1))]
-    assert not core.has_unsaid
+    assert core.next_wakeup_ns is None
 
 
 def test_accepted_is_said_only_where_the_answer_takes_longer() -> None:
@@ -56,7 +53,7 @@ def test_a_duplicate_is_answered_and_never_run_again() -> None:
     core = AgentCore()
     give(core, 1)
     assert give(core, 1) == [SendAccepted(key(1))]
-    core.handle(RunFinished(MS, key(1)))
+    core.handle(RunFinished(MS, (key(1),)))
     assert give(core, 1) == [RepeatFinal(key(1))]
     assert core.counters.duplicates == 2
 
@@ -68,12 +65,12 @@ def test_the_earliest_deadline_runs_first_and_urgent_before_that() -> None:
     give(core, 3, deadline_ns=500 * MS)
     core.handle(AssignmentReceived(0, key(4), 990 * MS, 2))
     order = []
-    running = key(1)
+    running: Keys = (key(1),)
     for _ in range(3):
         actions = core.handle(RunFinished(MS, running))
         started = [action for action in actions if isinstance(action, StartRun)]
-        running = started[0].key
-        order.append(running)
+        running = started[0].keys
+        order.append(running[0])
     assert order == [key(4), key(3), key(2)]
 
 
@@ -81,7 +78,7 @@ def test_what_is_late_is_not_run() -> None:
     core = AgentCore(AgentLimits(slots=1))
     give(core, 1)
     give(core, 2, deadline_ns=10 * MS)
-    actions = core.handle(RunFinished(20 * MS, key(1)))
+    actions = core.handle(RunFinished(20 * MS, (key(1),)))
     assert [type(action) for action in actions] == [Refuse, SendFinal]
     refusal = actions[0]
     assert isinstance(refusal, Refuse)
@@ -106,9 +103,9 @@ def test_an_owners_rule_gives_back_what_has_not_begun() -> None:
     assert actions == [Refuse(key(2), "too_busy", "battery at 5 %")]
     assert core.free_slots == 0
     assert isinstance(give(core, 3)[0], Refuse)
-    core.handle(RunFinished(2 * MS, key(1)))
+    core.handle(RunFinished(2 * MS, (key(1),)))
     core.handle(WillingnessChanged(3 * MS, ""))
-    assert give(core, 4) == [StartRun(key(4), 0)]
+    assert give(core, 4) == [StartRun((key(4),), (0,))]
 
 
 def test_a_cancelled_task_is_given_back_when_its_slot_is_really_free() -> None:
@@ -119,7 +116,7 @@ def test_a_cancelled_task_is_given_back_when_its_slot_is_really_free() -> None:
         Refuse(key(2), "cancelled", "taken back before it ran")
     ]
     assert core.handle(AttemptCancelled(MS, "t1", 1)) == []
-    assert core.handle(RunFinished(2 * MS, key(1))) == [
+    assert core.handle(RunFinished(2 * MS, (key(1),))) == [
         Refuse(key(1), "cancelled", "taken back while it ran")
     ]
 
@@ -128,14 +125,14 @@ def test_the_next_run_begins_before_the_last_one_is_answered() -> None:
     core = AgentCore(AgentLimits(slots=1))
     give(core, 1)
     give(core, 2)
-    actions = core.handle(RunFinished(MS, key(1)))
+    actions = core.handle(RunFinished(MS, (key(1),)))
     assert [type(action) for action in actions] == [StartRun, SendFinal]
 
 
 def test_a_reply_is_repeated_until_it_is_acknowledged_and_then_given_up() -> None:
     core = AgentCore(AgentLimits(repeat_times=3))
     give(core, 1)
-    core.handle(RunFinished(0, key(1)))
+    core.handle(RunFinished(0, (key(1),)))
     times = []
     while core.next_wakeup_ns is not None:
         now_ns = core.next_wakeup_ns
@@ -152,63 +149,4 @@ def test_a_run_that_never_ends_costs_its_slot_and_says_so() -> None:
     assert core.next_wakeup_ns == 11 * SECOND
     assert core.handle(TimePassed(11 * SECOND)) == [ReportSlots(1)]
     assert core.lost_slots == 1
-    assert ReportSlots(0) in core.handle(RunFinished(12 * SECOND, key(1)))
-
-
-class AgentMachine(RuleBasedStateMachine):
-    """Any order of events: nothing runs twice, and every assignment ends in exactly one way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.core = AgentCore(AgentLimits(slots=2, spare=2, kept_replies=4, repeat_times=2))
-        self.now_ns = 0
-        self.running: set[Key] = set()
-        self.started: dict[Key, int] = {}
-        self.ended: dict[Key, int] = {}
-
-    def tell(self, event: object) -> None:
-        for action in self.core.handle(event):  # type: ignore[arg-type]
-            if isinstance(action, StartRun):
-                assert action.key not in self.running
-                self.running.add(action.key)
-                self.started[action.key] = self.started.get(action.key, 0) + 1
-            elif isinstance(action, SendFinal | Refuse):
-                self.ended[action.key] = self.ended.get(action.key, 0) + 1
-
-    @rule(number=st.integers(0, 8), ttl_ms=st.integers(1, 50), priority=st.integers(0, 2))
-    def assignment(self, number: int, ttl_ms: int, priority: int) -> None:
-        deadline_ns = self.now_ns + ttl_ms * MS
-        self.tell(AssignmentReceived(self.now_ns, key(number), deadline_ns, priority))
-
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        if self.running:
-            ended = data.draw(st.sampled_from(sorted(self.running)))
-            self.running.discard(ended)
-            self.tell(RunFinished(self.now_ns, ended))
-
-    @rule(number=st.integers(0, 8))
-    def acknowledge(self, number: int) -> None:
-        self.tell(ReplyAcknowledged(self.now_ns, key(number)))
-
-    @rule(number=st.integers(0, 8))
-    def cancel(self, number: int) -> None:
-        self.tell(AttemptCancelled(self.now_ns, f"t{number}", 1))
-
-    @rule(refusal=st.sampled_from(["", "hot"]))
-    def willingness(self, refusal: str) -> None:
-        self.tell(WillingnessChanged(self.now_ns, refusal))
-
-    @rule(step_ms=st.integers(1, 30_000))
-    def wait(self, step_ms: int) -> None:
-        self.now_ns += step_ms * MS
-        self.tell(TimePassed(self.now_ns))
-
-    @invariant()
-    def holds(self) -> None:
-        self.core.check_invariants()
-        assert self.core.running == len(self.running)
-
-
-AgentMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestAgentMachine = AgentMachine.TestCase
+    assert ReportSlots(0) in core.handle(RunFinished(12 * SECOND, (key(1),)))

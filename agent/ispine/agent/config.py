@@ -66,3 +66,12 @@ class AgentConfig(BaseModel):
             return self.slots
         cores = (os.cpu_count() or 1) * self.rules.max_cpu_share
         return max(1, int(cores / self.threads))
+
+    @property
+    def duty(self) -> float:
+        """Share of the time that a slot may work, so that all together keep the owner's share."""
+        if self.rules.max_cpu_share == 1:
+            return 1.0
+        cores = os.cpu_count() or 1
+        used = min(self.effective_slots * self.threads, cores)
+        return min(cores * self.rules.max_cpu_share / used, 1.0)

@@ -1,7 +1,8 @@
 """What this device really can do: load, warm and time each capability once."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import cast
 
 from ispine.agent.config import AgentConfig
 from ispine.models.capability import (
@@ -9,6 +10,7 @@ from ispine.models.capability import (
     CapabilityImpl,
     Factory,
     RuntimeConfig,
+    batch_of,
     discover,
     load_callable,
 )
@@ -17,6 +19,9 @@ from ispine.protocol.ids import check_id
 from ispine.protocol.state import CapabilityState, VariantState
 
 log = logging.getLogger(__name__)
+
+MAX_BATCH = 64
+"""More in one run only makes the first wait for the last."""
 
 
 def make_capabilities(config: AgentConfig) -> list[CapabilityImpl]:
@@ -28,7 +33,7 @@ def make_capabilities(config: AgentConfig) -> list[CapabilityImpl]:
     runtime = RuntimeConfig(threads=config.threads, model_dir=config.model_dir)
     known = discover()
     made = [_named(name, known, runtime) for name in config.capabilities]
-    made += [_extra(spec) for spec in config.extra]
+    made += [_extra(spec, runtime) for spec in config.extra]
     if not config.capabilities and not config.extra:
         made = list(_all_that_load(known, runtime))
     if not made:
@@ -50,13 +55,28 @@ def _named(name: str, known: dict[str, Factory], runtime: RuntimeConfig) -> Capa
     return capability
 
 
-def _extra(spec: str) -> CapabilityImpl:
+def _extra(spec: str, runtime: RuntimeConfig) -> CapabilityImpl:
     name, equals, target = spec.partition("=")
     if not equals:
         raise ConfigError(f"expected NAME=module:function; got {spec!r}")
     check_id(name, "capability")
-    capability = CallableCapability(name, load_callable(target))
+    capability = _of_target(name, load_callable(target), runtime)
     capability.load()
+    return capability
+
+
+def _of_target(
+    name: str, target: Callable[[bytes], bytes], runtime: RuntimeConfig
+) -> CapabilityImpl:
+    """A function `bytes -> bytes`, or a class that is made with a RuntimeConfig."""
+    if not isinstance(target, type):
+        return CallableCapability(name, target)
+    capability = cast("Factory", target)(runtime)
+    if capability.name != name:
+        raise ConfigError(
+            f"expected {target.__name__} to be called {name!r}; its name is {capability.name!r};"
+            f" write {capability.name}=…"
+        )
     return capability
 
 
@@ -90,5 +110,5 @@ def describe(capability: CapabilityImpl, slowdown: float = 1.0) -> CapabilitySta
         name=capability.name,
         variants=variants,
         idempotent=capability.idempotent,
-        max_batch=capability.max_batch,
+        max_batch=min(capability.max_batch, MAX_BATCH) if batch_of(capability) else 1,
     )

@@ -5,7 +5,7 @@ A capability takes bytes and answers bytes. The built-in ones run ONNX models; a
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -85,7 +85,7 @@ class CapabilityImpl(Protocol):
 
     @property
     def max_batch(self) -> int:
-        """Tasks that one run can take together."""
+        """Tasks that one run can take together; above 1 it is a `BatchCapability`."""
 
     @property
     def is_instant(self) -> bool:
@@ -119,6 +119,29 @@ class CapabilityImpl(Protocol):
 
     def sample(self) -> bytes:
         """A small valid payload."""
+
+
+class BatchCapability(CapabilityImpl, Protocol):
+    """One that answers several tasks in one run, up to `max_batch`."""
+
+    def run_batch(
+        self,
+        items: Sequence[bytes],
+        *,
+        variant: str = "",
+        options: Mapping[str, object] = NO_OPTIONS,
+    ) -> Sequence[Output | TaskError]:
+        """Answer tasks of the same variant and options, in order. Blocks; may be called at once.
+
+        An error in a task's place fails that task alone. If the run raises, the tasks are run one
+        by one.
+        """
+
+
+def batch_of(capability: CapabilityImpl) -> BatchCapability | None:
+    """The capability as one that runs batches, None where it does not."""
+    has_batch = capability.max_batch > 1 and callable(getattr(capability, "run_batch", None))
+    return cast("BatchCapability", capability) if has_batch else None
 
 
 Factory = Callable[[RuntimeConfig], CapabilityImpl]
